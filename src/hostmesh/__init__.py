@@ -1,0 +1,10 @@
+"""hostmesh: host-local values to global JAX arrays and back, on any mesh of several processes."""
+
+from ._errors import ClusterError as ClusterError
+from ._errors import DivergenceError as DivergenceError
+from ._errors import FeedError as FeedError
+from ._errors import HostmeshError as HostmeshError
+from ._errors import ShapeError as ShapeError
+from ._errors import SpecError as SpecError
+from ._errors import StragglerError as StragglerError
+from ._version import __version__ as __version__

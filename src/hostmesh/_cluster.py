@@ -1,0 +1,62 @@
+"""What a process of a local cluster is told by whoever starts it: the environment, written and read.
+
+`hostmesh run`, `hostmesh.testing` and `hostmesh demo` write it; `hostmesh.initialize` reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+COORDINATOR = "HOSTMESH_COORDINATOR"
+PROCESSES = "HOSTMESH_PROCESSES"
+PROCESS = "HOSTMESH_PROCESS"
+DEVICES = "HOSTMESH_DEVICES"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One process's place in a local cluster: `devices` is its own number of CPU devices."""
+
+    coordinator: str
+    process: int
+    processes: int
+    devices: int
+
+    def environment(self) -> dict[str, str]:
+        """The variables to add to the environment of the process that takes this place."""
+        return {
+            COORDINATOR: self.coordinator,
+            PROCESSES: str(self.processes),
+            PROCESS: str(self.process),
+            DEVICES: str(self.devices),
+            "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_CPU_DEVICES": str(self.devices),
+        }
+
+
+def members(devices: Sequence[int], *, port: int | None = None) -> list[Member]:
+    """The places of a cluster on loopback whose process p has `devices[p]` CPU devices."""
+    coordinator = f"127.0.0.1:{port or free_port()}"
+    return [Member(coordinator, p, len(devices), d) for p, d in enumerate(devices)]
+
+
+def member_from_environment(environment: Mapping[str, str] = os.environ) -> Member | None:
+    """The place that this process was given, or `None` where no hostmesh launcher started it."""
+    if COORDINATOR not in environment:
+        return None
+    return Member(
+        environment[COORDINATOR],
+        int(environment[PROCESS]),
+        int(environment[PROCESSES]),
+        int(environment[DEVICES]),
+    )
+
+
+def free_port() -> int:
+    """A TCP port that was free on loopback a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

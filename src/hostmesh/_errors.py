@@ -1,0 +1,60 @@
+"""The error tree, and the one way in which a message is put together.
+
+    HostmeshError
+     ├── SpecError        (ValueError)      a mesh, spec or option that cannot be
+     ├── ShapeError       (ValueError)      a shape, dtype or value that does not fit the layout
+     ├── DivergenceError  (AssertionError)  processes that should agree do not
+     ├── StragglerError   (TimeoutError)    a process did not come in time
+     ├── ClusterError     (RuntimeError)    start-up, or a process of a cluster that failed
+     └── FeedError        (RuntimeError)    a data source failed, on this or another process
+
+Every message has four parts, so that a reader who sees only the message can act on it: where
+(leaf and process), what was given, the rule with its numbers, and what to do.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+
+class HostmeshError(Exception):
+    """The root of all errors that hostmesh raises on its own account."""
+
+
+class SpecError(HostmeshError, ValueError):
+    """A mesh, partition spec or option that cannot be what was meant."""
+
+
+class ShapeError(HostmeshError, ValueError):
+    """A shape, dtype or value that does not fit the layout that the spec asks for."""
+
+
+class DivergenceError(HostmeshError, AssertionError):
+    """Processes that should have passed or called the same did not."""
+
+
+class StragglerError(HostmeshError, TimeoutError):
+    """One or more processes did not arrive within the time-out."""
+
+
+class ClusterError(HostmeshError, RuntimeError):
+    """The distributed runtime could not be started, or a process of it failed."""
+
+
+class FeedError(HostmeshError, RuntimeError):
+    """A data source failed or ended, on this process or on another."""
+
+
+ErrorT = TypeVar("ErrorT", bound=HostmeshError)
+
+
+def build(kind: type[ErrorT], *, where: str, given: str, rule: str, advice: str) -> ErrorT:
+    """Returns an error of `kind` whose message has the four parts, one to a line.
+
+    >>> print(build(ShapeError, where="leaf ['x']", given="5 rows", rule="5 % 2 != 0", advice="pad"))
+    leaf ['x']
+      given: 5 rows
+      rule:  5 % 2 != 0
+      do:    pad
+    """
+    return kind(f"{where}\n  given: {given}\n  rule:  {rule}\n  do:    {advice}")
