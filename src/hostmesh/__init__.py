@@ -7,4 +7,8 @@ from ._errors import HostmeshError as HostmeshError
 from ._errors import ShapeError as ShapeError
 from ._errors import SpecError as SpecError
 from ._errors import StragglerError as StragglerError
+from ._plan import Placement as Placement
+from ._plan import Plan as Plan
+from ._plan import plan as plan
+from ._topology import Topology as Topology
 from ._version import __version__ as __version__

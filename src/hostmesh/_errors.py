@@ -58,3 +58,14 @@ def build(kind: type[ErrorT], *, where: str, given: str, rule: str, advice: str)
       do:    pad
     """
     return kind(f"{where}\n  given: {given}\n  rule:  {rule}\n  do:    {advice}")
+
+
+def at(error: ErrorT, where: str) -> ErrorT:
+    """Returns `error` with its first part replaced: a planning error, say, moved to its leaf.
+
+    >>> error = build(ShapeError, where="plan", given="5 rows", rule="5 % 2 != 0", advice="pad")
+    >>> str(at(error, "leaf ['x']")).splitlines()[0]
+    "leaf ['x']"
+    """
+    _, _, rest = str(error).partition("\n")
+    return type(error)(f"{where}\n{rest}")
