@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshes import KINDS, Kind, Spec, specs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Coordinate = tuple[int, ...]
 

@@ -8,12 +8,13 @@ import pickle
 from dataclasses import dataclass
 from typing import Any
 
-import hostmesh as hm
 import numpy as np
-import oracle
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+import hostmesh as hm
+import oracle
 
 LETTERS = "abcd"
 

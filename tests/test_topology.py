@@ -6,12 +6,13 @@ import json
 import math
 import pickle
 
-import hostmesh as hm
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh
+
+import hostmesh as hm
 
 
 @st.composite
