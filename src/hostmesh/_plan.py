@@ -12,7 +12,6 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -22,14 +21,19 @@ import numpy.typing as npt
 from . import _spec
 from ._errors import ShapeError, SpecError, build
 from ._layout import Chunk, Layout, Share, holders_of, is_replicated, layout_of, share_of
-from ._spec import Axes, Spec
 from ._topology import Topology
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
     from jax.sharding import Mesh
+
+    from ._spec import Axes, Spec
 
 Shape: TypeAlias = tuple[int, ...]
 Index: TypeAlias = tuple[slice, ...]
+# Start and stop along each dimension: an index that hashes and sorts.
+Bounds: TypeAlias = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -116,14 +120,18 @@ class Plan:
 
     def global_index(self, chunk: Chunk) -> Index:
         """Where a chunk lies in the global array."""
+        self._known(chunk, map(range, self.chunk_counts))
         return tuple(slice(c * s, c * s + s) for c, s in zip(chunk, self.shard_shape, strict=True))
 
     def local_index(self, chunk: Chunk, process: int | None = None) -> Index:
         """Where a chunk lies in the host-local value of a process."""
-        return self._local_index(chunk, self._share(process))
+        share = self._share(process)
+        self._known(chunk, share.held)
+        return self._local_index(chunk, share)
 
     def holders(self, chunk: Chunk) -> tuple[int, ...]:
         """The processes that hold a chunk, ascending: its replica group."""
+        self._known(chunk, map(range, self.chunk_counts))
         return holders_of(self._layout, chunk)
 
     @functools.cached_property
@@ -148,6 +156,19 @@ class Plan:
     def process_nbytes(self, dtype: npt.DTypeLike, process: int | None = None) -> int:
         """Bytes on all devices of a process together."""
         return self.device_nbytes(dtype) * len(self._share(process).positions)
+
+    def _known(self, chunk: Chunk, numbers: Iterable[Collection[int]]) -> None:
+        choices = tuple(numbers)
+        if len(chunk) != len(choices) or any(
+            c not in n for c, n in zip(chunk, choices, strict=True)
+        ):
+            raise build(
+                ShapeError,
+                where="plan",
+                given=f"chunk {chunk}",
+                rule=f"its numbers are, for each dimension, of {tuple(map(list, choices))}",
+                advice="take it from plan.chunks() or plan.replica_groups",
+            )
 
     def _process(self, process: int | None) -> int:
         chosen = self.process if process is None else process
@@ -297,9 +318,7 @@ def _held_counts(layout: Layout, local: Shape, process: int | None) -> tuple[int
     return counts.pop()
 
 
-def _whole_dimensions(
-    layout: Layout, local: Shape, whole: Shape, process: int
-) -> tuple[bool, ...]:
+def _whole_dimensions(layout: Layout, local: Shape, whole: Shape, process: int) -> tuple[bool, ...]:
     """Which dimensions a local value gives whole, checked against both readings of its sizes."""
     share = share_of(layout, process)
     own = tuple(
@@ -339,3 +358,12 @@ def _cut(layout: Layout, dimension: int) -> str:
 def _show(axes: Axes) -> str:
     entries = (names[0] if len(names) == 1 else names or None for names in axes)
     return f"P({', '.join(map(repr, entries))})"
+
+
+def bounds(index: Index, shape: Shape) -> Bounds:
+    """An index of an array of this shape as start and stop along each dimension.
+
+    >>> bounds((slice(None), slice(2, 4)), (3, 8))
+    ((0, 3), (2, 4))
+    """
+    return tuple(cut.indices(size)[:2] for cut, size in zip(index, shape, strict=True))

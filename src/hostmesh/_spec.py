@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ._errors import SpecError, build
@@ -26,7 +26,7 @@ def normalize(topology: Topology, spec: Spec, rank: int) -> Axes:
     >>> normalize(Topology.build({"x": 2, "y": 2}, processes=2), ("x", None, ("y",)), rank=4)
     (('x',), (), ('y',), ())
     """
-    if spec is None:
+    if cast("object", spec) is None:
         raise spec_error(
             spec,
             "None says nothing of a layout",
@@ -40,9 +40,7 @@ def normalize(topology: Topology, spec: Spec, rank: int) -> Axes:
                 " which no host-local value stands for",
                 "reduce the array inside jit first",
             )
-    if not isinstance(spec, Iterable):
-        raise spec_error(spec, f"a {type(spec).__name__} is no spec", "pass a PartitionSpec")
-    entries = (spec,) if isinstance(spec, str) else tuple(cast("Iterable[object]", spec))
+    entries = (spec,) if isinstance(spec, str) else _entries(spec)
     cuts = tuple(_axes_of(spec, dimension, entry) for dimension, entry in enumerate(entries))
     used = [axis for axes in cuts for axis in axes]
     for axis in used:
@@ -75,27 +73,39 @@ def hashable(spec: Spec) -> Spec:
     try:
         hash(spec)
     except TypeError:
-        entries = tuple(tuple(e) if isinstance(e, list) else e for e in spec)
+        entries = tuple(
+            tuple(cast("list[object]", entry)) if isinstance(entry, list) else entry
+            for entry in _entries(spec)
+        )
         try:
             hash(entries)
         except TypeError:
             raise spec_error(
                 spec, "an entry is None, an axis name or a tuple of axis names", "correct it"
             ) from None
-        return entries
+        return cast("Spec", entries)
     return spec
 
 
+def _entries(spec: object) -> tuple[object, ...]:
+    # What has no order (sets, mappings) or ends after one reading cannot say which dimension.
+    kind = type(spec).__name__
+    if isinstance(spec, Mapping) or not hasattr(spec, "__getitem__"):
+        raise spec_error(cast("object", spec), f"a {kind} is no spec", "pass a PartitionSpec")
+    return tuple(cast("Iterable[object]", spec))
+
+
 def _axes_of(spec: Spec, dimension: int, entry: object) -> tuple[str, ...]:
+    kind = type(entry).__name__
     if entry is None:
         return ()
     if isinstance(entry, str):
         return (entry,)
     if isinstance(entry, tuple | list):
-        axes = cast("tuple[object, ...]", tuple(cast("Iterable[object]", entry)))
+        axes = tuple(cast("Iterable[object]", entry))
         if all(isinstance(axis, str) for axis in axes):
             return cast("tuple[str, ...]", axes)
-    if "unconstrained" in type(entry).__name__.lower():
+    if "unconstrained" in kind.lower():
         raise spec_error(
             spec,
             f"dimension {dimension} is UNCONSTRAINED, which leaves the layout to the compiler;"

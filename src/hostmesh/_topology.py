@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -45,8 +46,7 @@ class Topology:
     def __init__(
         self, axes: Mapping[str, int] | Iterable[tuple[str, int]], process_indices: npt.ArrayLike
     ) -> None:
-        pairs = axes.items() if isinstance(axes, Mapping) else axes
-        named = tuple((str(name), int(size)) for name, size in pairs)
+        named = _named(axes)
         sizes = tuple(size for _, size in named)
         if len({name for name, _ in named}) != len(named) or any(size < 1 for size in sizes):
             raise _topology_error(
@@ -54,16 +54,12 @@ class Topology:
                 "axis names are distinct and sizes at least 1",
                 "give every mesh axis its own name and a positive size",
             )
-        owners = np.asarray(process_indices)
-        if owners.size != math.prod(sizes) or owners.dtype.kind not in "iu":
+        owners = _numbers(process_indices)
+        if owners.shape not in (sizes, (math.prod(sizes),)):
             raise _topology_error(
-                f"{owners.size} process numbers of dtype {owners.dtype}",
+                f"process numbers of shape {owners.shape}",
                 f"a mesh of shape {sizes} has {math.prod(sizes)} devices, each of one process",
-                "give one integer process number for each device",
-            )
-        if owners.size and owners.min() < 0:
-            raise _topology_error(
-                f"process number {owners.min()}", "processes are numbered from 0", "renumber them"
+                "give one process number for each device, in the mesh's shape or flat",
             )
         # A private copy: the hash below must stay that of the contents.
         owners = np.array(owners, dtype=np.int32).reshape(sizes)
@@ -79,7 +75,7 @@ class Topology:
     @classmethod
     def build(
         cls,
-        axes: Mapping[str, int] | AbstractMesh,
+        axes: Mapping[str, int] | Iterable[tuple[str, int]] | AbstractMesh,
         processes: int,
         order: Order = "block",
     ) -> Topology:
@@ -97,10 +93,10 @@ class Topology:
         >>> Topology.build({"x": 4}, processes=2, order="interleaved").process_indices
         array([0, 1, 0, 1], dtype=int32)
         """
-        named = dict(axes if isinstance(axes, Mapping) else axes.shape)
-        devices = math.prod(named.values())
+        named = _named(getattr(axes, "shape", axes))
+        devices = math.prod(size for _, size in named)
         if not isinstance(order, str):
-            owners = np.asarray(order)
+            owners = _numbers(order)
             if owners.size and owners.max(initial=0) >= processes:
                 raise _topology_error(
                     f"process number {owners.max()} with processes={processes}",
@@ -130,6 +126,14 @@ class Topology:
     @classmethod
     def from_mesh(cls, mesh: Mesh) -> Topology:
         """The topology of a mesh of devices. Kept for each mesh; never asks JAX for processes."""
+        from jax.sharding import Mesh
+
+        if not isinstance(cast("object", mesh), Mesh):
+            raise _topology_error(
+                f"a {type(mesh).__name__}",
+                "the processes are read off a mesh's devices",
+                "pass a jax.sharding.Mesh, or a Topology for a cluster that is not there",
+            )
         return _from_mesh(mesh)
 
     @classmethod
@@ -142,7 +146,7 @@ class Topology:
         """
         try:
             axes, owners = data["axes"], data["process_indices"]
-            pairs = [(name, size) for name, size in axes]
+            pairs = [(name, int(size)) for name, size in axes]
         except (KeyError, TypeError, ValueError) as error:
             raise _topology_error(
                 f"{str(data)[:80]}",
@@ -238,6 +242,39 @@ class Topology:
 def _from_mesh(mesh: Mesh) -> Topology:
     owners = [device.process_index for device in mesh.devices.flat]
     return Topology(mesh.shape, owners)
+
+
+def _named(axes: object) -> tuple[tuple[str, int], ...]:
+    try:
+        pairs = cast("Mapping[str, int]", axes).items() if isinstance(axes, Mapping) else axes
+        return tuple(
+            (str(name), operator.index(size))
+            for name, size in cast("Iterable[tuple[str, int]]", pairs)
+        )
+    except (TypeError, ValueError):
+        raise _topology_error(
+            f"axes {axes!r}",
+            "axes are a mapping of names to whole numbers, or pairs of these",
+            "write, for example, {'data': 4, 'model': 2}",
+        ) from None
+
+
+def _numbers(process_indices: npt.ArrayLike) -> npt.NDArray[np.integer[Any]]:
+    try:
+        owners = np.asarray(process_indices)
+    except ValueError:  # ragged
+        owners = np.asarray(None)
+    largest = np.iinfo(np.int32).max
+    if (
+        owners.dtype.kind not in "iu"
+        or not 0 <= owners.min(initial=0) <= owners.max(initial=0) <= largest
+    ):
+        raise _topology_error(
+            f"process numbers {process_indices!r}"[:200],
+            f"they are an array of whole numbers from 0 to {largest}",
+            "number the processes from 0",
+        )
+    return owners
 
 
 def _topology_error(given: str, rule: str, advice: str) -> SpecError:
