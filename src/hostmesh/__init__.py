@@ -1,5 +1,8 @@
 """hostmesh: host-local values to global JAX arrays and back, on any mesh of several processes."""
 
+from ._config import config as config
+from ._convert import to_global as to_global
+from ._convert import to_local as to_local
 from ._errors import ClusterError as ClusterError
 from ._errors import DivergenceError as DivergenceError
 from ._errors import FeedError as FeedError
@@ -7,6 +10,8 @@ from ._errors import HostmeshError as HostmeshError
 from ._errors import ShapeError as ShapeError
 from ._errors import SpecError as SpecError
 from ._errors import StragglerError as StragglerError
+from ._outward import is_locally_complete as is_locally_complete
+from ._outward import to_numpy as to_numpy
 from ._plan import Placement as Placement
 from ._plan import Plan as Plan
 from ._plan import plan as plan

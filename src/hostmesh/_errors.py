@@ -51,7 +51,9 @@ ErrorT = TypeVar("ErrorT", bound=HostmeshError)
 def build(kind: type[ErrorT], *, where: str, given: str, rule: str, advice: str) -> ErrorT:
     """Returns an error of `kind` whose message has the four parts, one to a line.
 
-    >>> print(build(ShapeError, where="leaf ['x']", given="5 rows", rule="5 % 2 != 0", advice="pad"))
+    >>> print(
+    ...     build(ShapeError, where="leaf ['x']", given="5 rows", rule="5 % 2 != 0", advice="pad")
+    ... )
     leaf ['x']
       given: 5 rows
       rule:  5 % 2 != 0

@@ -1,0 +1,80 @@
+"""Settings of the running process, each also an environment variable `HOSTMESH_<NAME>`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ._errors import SpecError, build
+
+_CHOICES = {"canonicalize": ("checked", "exact", "jax")}
+
+
+@dataclass
+class Config:
+    """The settings of `hostmesh.config`. Assigning one takes effect at the next call.
+
+    Attributes:
+      canonicalize: what becomes of 64-bit host values while JAX's x64 mode is off, where JAX makes
+        them 32 bits wide. `"checked"` does so too, rounding floats, but raises for a value out of
+        range; `"exact"` raises for any value that changes; `"jax"` says nothing, as JAX does.
+      pool_bytes: how many bytes of staging buffers that no device reads any more are kept for the
+        next conversion. Reusing them saves the page faults of fresh memory.
+
+    >>> import hostmesh
+    >>> with hostmesh.config.set(canonicalize="jax"):
+    ...     hostmesh.config.canonicalize
+    'jax'
+    """
+
+    canonicalize: str = "checked"
+    pool_bytes: int = 256 * 2**20
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        kinds = {field.name: type(field.default) for field in fields(self)}
+        if name not in kinds:
+            raise _config_error(name, value, f"settings are {sorted(kinds)}")
+        if name in _CHOICES and value not in _CHOICES[name]:
+            raise _config_error(name, value, f"it is one of {_CHOICES[name]}")
+        try:
+            value = kinds[name](value)
+        except ValueError:
+            raise _config_error(name, value, f"it is a {kinds[name].__name__}") from None
+        if isinstance(value, int) and value < 0:
+            raise _config_error(name, value, "it is not below 0")
+        object.__setattr__(self, name, value)
+
+    @contextlib.contextmanager
+    def set(self, **settings: Any) -> Iterator[None]:
+        """Sets some settings for the length of a `with` block, in all threads."""
+        before = {name: getattr(self, name, None) for name in settings}
+        try:
+            for name, value in settings.items():
+                setattr(self, name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                if value is not None:
+                    setattr(self, name, value)
+
+
+def _from_environment() -> Config:
+    names = [field.name for field in fields(Config)]
+    given = {name: os.environ.get(f"HOSTMESH_{name.upper()}") for name in names}
+    return Config(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+
+def _config_error(name: str, value: object, rule: str) -> SpecError:
+    return build(
+        SpecError,
+        where=f"hostmesh.config.{name}",
+        given=repr(value),
+        rule=rule,
+        advice=f"correct the assignment or the variable HOSTMESH_{name.upper()}",
+    )
+
+
+config = _from_environment()

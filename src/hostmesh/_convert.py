@@ -1,0 +1,226 @@
+"""Host-local values to global arrays and back: trees, meshes and specs; leaves are elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from . import _jax, _recipes, _transforms, _values
+from ._errors import HostmeshError, ShapeError, SpecError, at, build
+from ._inward import leaf_to_global
+from ._outward import leaf_to_local
+from ._plan import Shape
+from ._trees import Matched, Tree
+
+
+def to_global(
+    local: Tree,
+    mesh: Mesh | None,
+    specs: Tree,
+    *,
+    global_shape: Tree = None,
+    check: None = None,
+    may_alias: bool = False,
+) -> Tree:
+    """Makes global arrays of the host-local values that each process passes.
+
+    Along each dimension that the spec cuts, a process passes the chunks that its own devices hold,
+    side by side in ascending order: global size = local size x all chunks / own chunks. Any mesh
+    will do: contiguous, interleaved, permuted, partial. Nothing is communicated.
+
+    Args:
+      local: a pytree of NumPy arrays, `jax.Array`s on this process's devices, PRNG keys, Python
+        numbers and lists of them. A process without devices in the mesh passes a
+        `jax.ShapeDtypeStruct` of the global shape. Arrays that already are global and of the
+        layout that is asked for pass through.
+      mesh: the mesh; `None` takes that of `jax.set_mesh` or of the `with mesh:` block.
+      specs: a `PartitionSpec` or `NamedSharding` for all leaves, or a pytree of them that is a
+        prefix of `local`.
+      global_shape: the global shape, one for all leaves or a prefix pytree of shapes. With it, a
+        dimension of a leaf may also be given whole; this process's chunks are then cut out of it.
+      check: `None`. Checks that communicate come with a later version.
+      may_alias: gives the buffers of `local` up: a device may take them without a copy, and the
+        caller writes to them no more. Otherwise no result shares memory that the caller can write.
+
+    Returns:
+      The pytree with a global `jax.Array` for each leaf, sharded by `NamedSharding(mesh, spec)`.
+
+    Raises:
+      SpecError: for specs that are none of this mesh or of this pytree; for `check`; under `jit`.
+      ShapeError: for a leaf whose shape, dtype or values do not fit.
+
+    Gradients: where several processes hold a chunk they pass one variable, and its gradient is
+    that of the global array, on each of them. `jax.grad`, `vjp`, `jvp` and `vmap` work; the
+    mathematics is at the head of `hostmesh/_transforms.py`.
+
+    >>> import jax, numpy as np, hostmesh
+    >>> from jax.sharding import Mesh, PartitionSpec as P
+    >>> mesh = Mesh(jax.devices(), "x")
+    >>> x = hostmesh.to_global(np.arange(4) * jax.process_index(), mesh, P("x"))
+    >>> x.shape == (4 * jax.process_count(),)
+    True
+    """
+    if check is not None:
+        raise build(
+            SpecError,
+            where="to_global",
+            given=f"check={check!r}",
+            rule="this version checks nothing between processes: check may only be None",
+            advice="leave it out",
+        )
+    matched = Matched(local, specs, is_spec, "to_global", "specs")
+    shapes = _shapes_for(local, matched, global_shape)
+    mesh = _mesh_for(mesh, matched.items, "to_global")
+    x64 = _values.x64_enabled()
+    results: list[Any] = []
+    try:
+        for leaf, spec, shape in zip(matched.leaves, matched.items, shapes, strict=True):
+            sharding = _sharding_for(mesh, spec)
+            results.append(leaf_to_global(leaf, sharding, shape, x64=x64, may_alias=may_alias))
+    except HostmeshError as error:
+        raise at(error, _where("to_global", matched, len(results))) from error.__cause__
+    return matched.rebuild(results)
+
+
+def to_local(
+    arrays: Tree,
+    mesh: Mesh | None = None,
+    specs: Tree = None,
+    *,
+    numpy: bool = False,
+    fetch_missing: bool = False,
+) -> Tree:
+    """Gives each process its host-local values of global arrays: the inverse of `to_global`.
+
+    Args:
+      arrays: a pytree of global `jax.Array`s. An array on this process's devices alone is
+        host-local already and stays as it is.
+      mesh, specs: the layout whose host-local values are wanted, as in `to_global`; by default
+        each array's own, and then nothing is communicated. An array of another layout is resharded
+        first, *which communicates*: every process of both layouts must make the same call.
+      numpy: gives NumPy arrays that the caller owns and may write, instead of `jax.Array`s on this
+        process's devices.
+      fetch_missing: fetches chunks that this process holds no device for. Not there yet.
+
+    Returns:
+      The pytree with a host-local value for each leaf: a `jax.Array` sharded over this process's
+      devices (by the spec on `mesh.local_mesh` where the process's devices are a subcube), or a
+      NumPy array. A process without devices in the mesh gets a `jax.ShapeDtypeStruct` of the
+      global shape.
+
+    Raises:
+      SpecError: for specs that are none of this mesh, or an array of a layout without a plan.
+      ShapeError: for a leaf that is no `jax.Array`, and where this process's devices hold only
+        part of its host-local value (on a diagonal layout, say).
+
+    Gradients: the loss is the sum of the processes' losses, so the gradient of a chunk that several
+    processes hold is the sum of theirs (which communicates). To differentiate one loss for all,
+    let the loss be a global scalar. The mathematics is at the head of `hostmesh/_transforms.py`.
+
+    >>> import jax, numpy as np, hostmesh
+    >>> from jax.sharding import Mesh, PartitionSpec as P
+    >>> mesh = Mesh(jax.devices(), "x")
+    >>> hostmesh.to_local(hostmesh.to_global(np.arange(4), mesh, P("x")), numpy=True)
+    array([0, 1, 2, 3], dtype=int32)
+    """
+    matched = Matched(arrays, specs, is_spec, "to_local", "specs")
+    if specs is not None or mesh is not None:
+        mesh = _mesh_for(mesh, matched.items, "to_local")
+    results: list[Any] = []
+    try:
+        for leaf, spec in zip(matched.leaves, matched.items, strict=True):
+            sharding = None if specs is None and mesh is None else _sharding_for(mesh, spec)
+            results.append(leaf_to_local(leaf, sharding, numpy, fetch_missing))
+    except HostmeshError as error:
+        raise at(error, _where("to_local", matched, len(results))) from error.__cause__
+    return matched.rebuild(results)
+
+
+def is_spec(node: object) -> bool:
+    """Whether a node of a tree of specs is one spec."""
+    return isinstance(node, PartitionSpec | NamedSharding)
+
+
+def _is_shape(node: object) -> bool:
+    return isinstance(node, tuple | list) and all(isinstance(size, int) for size in node)
+
+
+def _shapes_for(local: Tree, matched: Matched, global_shape: Tree) -> Sequence[Shape | None]:
+    if global_shape is None:
+        return [None] * len(matched.leaves)
+    shapes = Matched(local, global_shape, _is_shape, "to_global", "global_shape").items
+    for shape in shapes:
+        if shape is not None and not _is_shape(shape):
+            raise build(
+                ShapeError,
+                where="to_global",
+                given=f"global_shape {shape!r}",
+                rule="a global shape is a tuple of whole numbers",
+                advice="give one for all leaves, or a prefix pytree of them",
+            )
+    return [None if shape is None else tuple(shape) for shape in shapes]
+
+
+def _mesh_for(mesh: Mesh | None, specs: Sequence[Any], function: str) -> Mesh | None:
+    """The mesh that was given, or that of the context where a spec needs one."""
+    if mesh is not None:
+        if isinstance(mesh, Mesh):
+            return mesh
+        raise build(
+            SpecError,
+            where=function,
+            given=f"mesh of type {type(mesh).__name__}",
+            rule="values are placed on the devices of a jax.sharding.Mesh",
+            advice="pass the mesh itself",
+        )
+    if all(isinstance(spec, NamedSharding) for spec in specs):
+        return None
+    if (mesh := _jax.mesh_in_context()) is None:
+        raise build(
+            SpecError,
+            where=function,
+            given="mesh=None",
+            rule="no mesh is set: neither jax.set_mesh nor a 'with mesh:' block is in force here",
+            advice="pass the mesh, call jax.set_mesh(mesh), or give NamedShardings as specs",
+        )
+    return mesh
+
+
+def _sharding_for(mesh: Mesh | None, spec: Any) -> NamedSharding:
+    if isinstance(spec, NamedSharding):
+        _recipes.sharding_for(spec.mesh, spec.spec)  # checked; the sharding itself may say more
+        return spec
+    if isinstance(spec, PartitionSpec) and mesh is not None:
+        return _recipes.sharding_for(mesh, spec)
+    raise build(
+        SpecError,
+        where="leaf",
+        given=f"spec {spec!r}",
+        rule="a spec is a jax.sharding.PartitionSpec or NamedSharding; None says nothing of a"
+        " layout",
+        advice="write PartitionSpec() to replicate a value on every device",
+    )
+
+
+def _where(function: str, matched: Matched, leaf: int) -> str:
+    path = matched.path(leaf)
+    return f"{f'leaf {path}' if path else 'value'} on process {jax.process_index()} ({function})"
+
+
+def _to_global_impl(
+    x: Any, *, sharding: NamedSharding, global_shape: Shape | None, add: bool
+) -> jax.Array:
+    if add:
+        return _transforms.add_over_processes(x, sharding, global_shape)
+    return leaf_to_global(x, sharding, global_shape, x64=_values.x64_enabled())
+
+
+def _to_local_impl(x: Any, *, sharding: NamedSharding, added: bool) -> jax.Array:
+    del added
+    return leaf_to_local(x, sharding, numpy=False, fetch_missing=False)
+
+
+_transforms.define(_to_global_impl, _to_local_impl)

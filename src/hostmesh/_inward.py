@@ -1,0 +1,120 @@
+"""One host-local leaf to a global array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from . import _jax, _recipes, _staging, _transforms, _values
+from ._errors import ShapeError, SpecError, build
+from ._plan import Bounds, Chunk, Shape, bounds
+from ._topology import Topology
+
+
+def leaf_to_global(
+    leaf: Any,
+    sharding: NamedSharding,
+    global_shape: Shape | None = None,
+    *,
+    x64: bool,
+    may_alias: bool = False,
+) -> jax.Array:
+    """The global array of one leaf, whatever its kind; errors are placed at the leaf by callers."""
+    if type(leaf) is not np.ndarray:
+        if isinstance(leaf, jax.core.Tracer):
+            return _transforms.to_global_p.bind(
+                leaf, sharding=sharding, global_shape=global_shape, add=False
+            )
+        if isinstance(leaf, jax.Array):
+            return array_to_global(leaf, sharding, global_shape)
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return _nothing_to_global(leaf, sharding, x64)
+    if type(leaf) is not np.ndarray or not _values.is_plain(leaf.dtype):
+        leaf = _values.as_host_array(leaf, "leaf")
+    recipe = _recipes.inward(sharding, leaf.shape, leaf.dtype, global_shape, x64)
+    if leaf.dtype == recipe.dtype and (may_alias or not recipe.pooled):
+        parts = [leaf[index] for index in recipe.indices]
+        return _jax.put(recipe.aval, sharding, parts, recipe.devices, give_up=may_alias)
+    chunks = zip(recipe.chunks, recipe.indices, strict=True)
+    return put_copies(recipe, {chunk: leaf[index] for chunk, index in chunks})
+
+
+def put_copies(recipe: _recipes.Inward, chunks: dict[Chunk, Any]) -> jax.Array:
+    """Copies each distinct chunk once into memory of our own, which its devices then share."""
+    new = _staging.buffer if recipe.pooled else np.empty
+    owned: dict[Chunk, Any] = {}
+    for chunk, source in chunks.items():
+        owned[chunk] = new(recipe.plan.shard_shape, recipe.dtype)
+        _values.convert(source, owned[chunk], "leaf")
+    parts = [owned[chunk] for chunk in recipe.chunks]
+    return _jax.put(recipe.aval, recipe.sharding, parts, recipe.devices, give_up=True)
+
+
+def array_to_global(
+    leaf: jax.Array, sharding: NamedSharding, global_shape: Shape | None = None
+) -> jax.Array:
+    """The global array of a `jax.Array` on this process's devices, moved from device to device."""
+    if not leaf.is_fully_addressable:
+        if leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
+            return leaf
+        raise build(
+            SpecError,
+            where="leaf",
+            given=f"a global array of shape {leaf.shape} and sharding {leaf.sharding}",
+            rule="an array that is global already passes through as it is, but"
+            f" {sharding.spec} on this mesh is another layout",
+            advice="reshard it with jax.device_put(array, NamedSharding(mesh, spec)), or pass its"
+            " host-local value (to_local)",
+        )
+    if _values.is_key(leaf.dtype):
+        _recipes.check_rank(sharding, leaf.ndim)
+        data = jax.random.key_data(leaf)
+        shape = None if global_shape is None else global_shape + data.shape[leaf.ndim :]
+        data = array_to_global(data, sharding, shape)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    # JAX made its dtype: it needs no narrowing, whatever the x64 mode is now.
+    recipe = _recipes.inward(sharding, leaf.shape, np.dtype(leaf.dtype), global_shape, x64=True)
+    return _jax.assemble(recipe.aval, sharding, _move(leaf, recipe))
+
+
+def _move(leaf: jax.Array, recipe: _recipes.Inward) -> list[jax.Array]:
+    """The chunks of a local array on the devices that want them, from device to device."""
+    held: dict[Bounds, dict[jax.Device, jax.Array]] = {}
+    for shard in leaf.addressable_shards:
+        held.setdefault(bounds(shard.index, leaf.shape), {})[shard.device] = shard.data
+    whole: jax.Array | None = None
+    parts: list[jax.Array] = []
+    for device, index in zip(recipe.devices, recipe.indices, strict=True):
+        wanted = bounds(index, leaf.shape)
+        if wanted in held:
+            part = held[wanted].get(device, next(iter(held[wanted].values())))
+        else:
+            if whole is None:
+                whole = jax.device_put(leaf, device)
+            starts, stops = zip(*wanted, strict=True)
+            part = jax.lax.slice(whole, starts, stops)
+        parts.append(jax.device_put(part, device))
+    return parts
+
+
+def _absent_to_global(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding, x64: bool) -> jax.Array:
+    """The global array on a process that holds nothing of it."""
+    process = jax.process_index()
+    if Topology.from_mesh(sharding.mesh).holds(process):
+        raise build(
+            ShapeError,
+            where="leaf",
+            given=f"a jax.ShapeDtypeStruct of shape {leaf.shape}",
+            rule=f"it stands for the values of a process without devices, but process {process} has"
+            " devices in the mesh",
+            advice="pass this process's host-local value",
+        )
+    if _values.is_key(leaf.dtype):
+        _recipes.check_rank(sharding, len(leaf.shape))
+        data, impl = _values.key_data_shape(leaf)
+        return jax.random.wrap_key_data(_absent_to_global(data, sharding, x64), impl=impl)
+    recipe = _recipes.inward(sharding, None, np.dtype(leaf.dtype), leaf.shape, x64)
+    return _jax.assemble(recipe.aval, sharding, [])

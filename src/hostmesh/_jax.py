@@ -1,0 +1,110 @@
+"""Every use of a private JAX name, each with a fallback on public API that gives the same values.
+
+`HOSTMESH_PUBLIC_API=1` forces the fallbacks; so does a JAX in which a private name is gone.
+Checked on JAX 0.10.2 and 0.12.0.1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, Sharding
+
+PUBLIC_API = os.environ.get("HOSTMESH_PUBLIC_API", "") not in ("", "0")
+
+# A part as a device takes it: a NumPy array, or an array on one device.
+Part: TypeAlias = Any
+Device: TypeAlias = jax.Device
+
+_put: Any = None
+_during_call: Any = None
+_array_impl: Any = None
+_thread_resources: Any = None
+_put_scope: Any = None
+if not PUBLIC_API:
+    try:
+        from jax._src import config as _config
+        from jax._src import mesh as _mesh
+        from jax._src.array import ArrayImpl as _ArrayImpl
+        from jax._src.lib import xla_client as _xc
+
+        _during_call = _xc.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
+        _put, _array_impl = _xc.batched_device_put, _ArrayImpl
+        _put_scope = _config.explicit_device_put_scope
+        _thread_resources = _mesh.thread_resources
+    except (ImportError, AttributeError):
+        _put = None
+
+
+def put(
+    aval: jax.core.ShapedArray,
+    sharding: Sharding,
+    parts: Sequence[Part],
+    devices: Sequence[Device],
+    *,
+    give_up: bool,
+) -> jax.Array:
+    """The global array whose shard on `devices[k]` is `parts[k]`, in one call.
+
+    With `give_up` the caller no longer writes to the parts, and a device may take their memory as
+    its own; without, the parts are the caller's again when the call returns.
+    """
+    if _put is None or not devices:
+        kept = parts if give_up else [np.array(part) for part in parts]
+        # One device at a time: no order of devices is taken for granted.
+        arrays = [jax.device_put(part, d) for part, d in zip(kept, devices, strict=True)]
+        return assemble(aval, sharding, arrays)
+    with _put_scope():
+        if give_up:
+            return _put(aval, sharding, parts, devices)
+        return _put(aval, sharding, parts, devices, True, False, _during_call)
+
+
+def assemble(
+    aval: jax.core.ShapedArray, sharding: Sharding, arrays: Sequence[jax.Array]
+) -> jax.Array:
+    """The global array made of arrays on this process's devices, each of the shard's shape."""
+    return jax.make_array_from_single_device_arrays(
+        aval.shape, sharding, list(arrays), dtype=aval.dtype
+    )
+
+
+def assemble_in_order(
+    aval: jax.core.ShapedArray, sharding: Sharding, arrays: Sequence[jax.Array]
+) -> jax.Array:
+    """`assemble` without its checks, for arrays in the order of the sharding's own devices."""
+    if _array_impl is None or not arrays:
+        return assemble(aval, sharding, arrays)
+    return _array_impl(aval, sharding, arrays, committed=True, _skip_checks=True)
+
+
+def parts_by_device(array: jax.Array) -> dict[Device, jax.Array]:
+    """The array's shards on this process, each as an array on one device."""
+    if _array_impl is None:
+        return {shard.device: shard.data for shard in array.addressable_shards}
+    array._check_if_deleted()  # pyright: ignore[reportAttributeAccessIssue]
+    return {part.sharding._internal_device_list[0]: part for part in array._arrays}  # pyright: ignore
+
+
+def fetch(part: jax.Array) -> np.ndarray[Any, Any]:
+    """The values of an array on one device; on CPU a view. No copy stays behind on the host."""
+    if _array_impl is None:
+        return np.asarray(jax.device_get(part))
+    with jax.transfer_guard_device_to_host("allow"):  # asked for by name, as jax.device_get is
+        return part._single_device_array_to_np_array_did_copy()[0]  # pyright: ignore
+
+
+def mesh_in_context() -> Mesh | None:
+    """The mesh of `jax.set_mesh`, or of the innermost `with mesh:` block."""
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty and _thread_resources is not None:
+        mesh = _thread_resources.env.physical_mesh
+    elif mesh.empty:
+        from jax.interpreters import pxla  # deprecated, and the only public way
+
+        mesh = pxla.thread_resources.env.physical_mesh
+    return None if mesh.empty else mesh

@@ -1,0 +1,204 @@
+"""Global arrays to what one process holds of them: its host-local value, or all of the array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import NamedSharding
+
+from . import _jax, _recipes, _transforms, _values
+from ._errors import ShapeError, SpecError, build
+from ._plan import Bounds, Plan, bounds
+
+
+def leaf_to_local(
+    leaf: Any, sharding: NamedSharding | None, numpy: bool, fetch_missing: bool
+) -> Any:
+    """The host-local value of one leaf; errors are placed at the leaf by callers."""
+    if isinstance(leaf, jax.core.Tracer):
+        return _trace_to_local(leaf, sharding)
+    if not isinstance(leaf, jax.Array):
+        raise build(
+            ShapeError,
+            where="leaf",
+            given=f"{type(leaf).__name__}: {str(leaf)[:60]!r}",
+            rule="the host-local value is taken out of a global jax.Array",
+            advice="pass the result of to_global or of a jitted function; a NumPy value on this"
+            " process is host-local already",
+        )
+    if _values.is_key(leaf.dtype):
+        return _keys_to_local(leaf, sharding, numpy, fetch_missing)
+    own = leaf.sharding
+    if leaf.is_fully_addressable and not (
+        isinstance(own, NamedSharding) and (sharding is None or sharding.is_fully_addressable)
+    ):
+        return to_numpy(leaf) if numpy else leaf  # host-local already
+    if sharding is None:
+        if not isinstance(own, NamedSharding):
+            raise _no_layout(own)
+        sharding = own
+    elif own is not sharding and not own.is_equivalent_to(sharding, leaf.ndim):
+        leaf = _reshard(leaf, sharding)
+    recipe = _recipes.outward(sharding, leaf.shape, np.dtype(leaf.dtype))
+    if not recipe.sources:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    if recipe.sharding is None:
+        raise _missing(recipe.plan, fetch_missing)
+    parts = _jax.parts_by_device(leaf)
+    if not numpy:
+        arrays = [parts[device] for device in recipe.order]
+        return _jax.assemble_in_order(recipe.aval, recipe.sharding, arrays)
+    out = np.empty(recipe.aval.shape, recipe.aval.dtype)
+    for device, index in recipe.sources:
+        out[index] = _jax.fetch(parts[device])
+    return out
+
+
+def _keys_to_local(
+    keys: jax.Array, sharding: NamedSharding | None, numpy: bool, fetch_missing: bool
+) -> Any:
+    if numpy:
+        raise build(
+            ShapeError,
+            where="leaf",
+            given=f"PRNG keys of dtype {keys.dtype} with numpy=True",
+            rule="NumPy has no dtype for keys",
+            advice="take jax.random.key_data(keys) first, or leave numpy=True out",
+        )
+    if sharding is not None:
+        _recipes.check_rank(sharding, keys.ndim)
+    data = leaf_to_local(jax.random.key_data(keys), sharding, numpy, fetch_missing)
+    if isinstance(data, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(keys.shape, keys.dtype)
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(keys))
+
+
+def to_numpy(array: jax.Array, *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+    """Gives the whole of a global array as NumPy, where this process's devices hold all of it.
+
+    Nothing is communicated: replicated arrays, arrays on this process alone, and any layout whose
+    shards here cover the array. Shards are copied one after another into the result.
+
+    Args:
+      array: the global array.
+      out: an array of the same shape and dtype to fill; by default a new one.
+
+    Returns:
+      `out`, or a new array that the caller owns and may write.
+
+    Raises:
+      ShapeError: where parts are on other processes only (it names them), or `out` does not fit.
+
+    >>> import jax.numpy as jnp, hostmesh
+    >>> hostmesh.to_numpy(jnp.arange(3))
+    array([0, 1, 2], dtype=int32)
+    """
+    if out is not None and (out.shape != array.shape or out.dtype != array.dtype):
+        raise build(
+            ShapeError,
+            where="to_numpy",
+            given=f"out of shape {out.shape} and dtype {out.dtype}",
+            rule=f"the array is of shape {array.shape} and dtype {array.dtype}",
+            advice="pass an array of that shape and dtype, or leave out= away",
+        )
+    shards = _distinct_shards(array)
+    if not _covers(array, shards):
+        raise _elsewhere(array, shards)
+    if out is None:
+        out = np.empty(array.shape, np.dtype(array.dtype))
+    for shard in shards.values():
+        out[shard.index] = _jax.fetch(shard.data)
+    return out
+
+
+def is_locally_complete(array: jax.Array) -> bool:
+    """Whether this process's devices hold all of an array, so that `to_numpy` takes it.
+
+    >>> import jax.numpy as jnp, hostmesh
+    >>> hostmesh.is_locally_complete(jnp.arange(3))
+    True
+    """
+    return _covers(array, _distinct_shards(array))
+
+
+def _distinct_shards(array: jax.Array) -> dict[Bounds, Any]:
+    """This process's shards by where they lie, replicas once."""
+    return {bounds(shard.index, array.shape): shard for shard in array.addressable_shards}
+
+
+def _covers(array: jax.Array, shards: dict[Bounds, Any]) -> bool:
+    # Distinct shards do not overlap: JAX cuts every dimension evenly.
+    return sum(shard.data.size for shard in shards.values()) == array.size
+
+
+def _elsewhere(array: jax.Array, shards: dict[Bounds, Any]) -> ShapeError:
+    indices = array.sharding.devices_indices_map(array.shape).values()
+    every = {bounds(index, array.shape) for index in indices}
+    missing = sorted(every - set(shards))
+    return build(
+        ShapeError,
+        where=f"to_numpy on process {jax.process_index()}",
+        given=f"a global array of shape {array.shape} and sharding {array.sharding}",
+        rule=f"{len(missing)} of its {len(every)} distinct shards are on no device of this process:"
+        f" {_abridged(missing)}",
+        advice="gather it with allgather (this communicates), or take this process's part with"
+        " to_local",
+    )
+
+
+def _trace_to_local(leaf: Any, sharding: NamedSharding | None) -> Any:
+    if sharding is None:
+        raise build(
+            SpecError,
+            where="leaf",
+            given="a value under a JAX transformation, without mesh and specs",
+            rule="its own layout is not known there",
+            advice="pass mesh and specs to to_local",
+        )
+    return _transforms.to_local_p.bind(leaf, sharding=sharding, added=True)
+
+
+def _reshard(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
+    try:
+        return jax.device_put(leaf, sharding)
+    except ValueError as error:
+        raise build(
+            SpecError,
+            where="leaf",
+            given=f"an array of shape {leaf.shape} and sharding {leaf.sharding}, wanted as"
+            f" {sharding}",
+            rule=f"JAX does not reshard between these: {str(error).partition(chr(10))[0][:300]}",
+            advice="give the array's own mesh and spec, or reshard inside jit",
+        ) from error
+
+
+def _missing(plan: Plan, fetch_missing: bool) -> ShapeError:
+    missing = [bounds(plan.global_index(c), plan.global_shape) for c in plan.missing()]
+    return build(
+        ShapeError,
+        where="leaf",
+        given=f"a global array of shape {plan.global_shape}"
+        + (", fetch_missing=True" if fetch_missing else ""),
+        rule=f"its host-local value here is of shape {plan.local_shape()}, and {len(missing)} of its"
+        f" chunks are on no device of process {plan.process}: {_abridged(missing)}",
+        advice="fetching them from other processes is not there yet: reshard to a spec whose chunks"
+        " are a full product on each process",
+    )
+
+
+def _no_layout(own: object) -> SpecError:
+    return build(
+        SpecError,
+        where="leaf",
+        given=f"an array of sharding {own}",
+        rule="its host-local value is known for a NamedSharding only",
+        advice="pass mesh and specs, to which it is then resharded (this communicates)",
+    )
+
+
+def _abridged(places: list[Bounds]) -> str:
+    shown = (f"[{', '.join(f'{a}:{b}' for a, b in place)}]" for place in places[:4])
+    return ", ".join(shown) + (f" and {len(places) - 4} more" if len(places) > 4 else "")

@@ -1,0 +1,147 @@
+"""Recipes: what a plan means on real devices, for leaves of one kind. Kept, so that converting a leaf of
+a known kind is a look-up and one call that moves its bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from . import _spec, _values
+from ._plan import Chunk, Index, Plan, Shape, plan
+from ._topology import Topology
+
+# Smaller shards are copied by the runtime into memory of its own, larger ones by us into a buffer
+# of the pool: below this size an allocation costs less than the care of a buffer.
+POOLED_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Inward:
+    """How leaves of one kind become global arrays. Devices, chunks and local indices go in step."""
+
+    plan: Plan
+    aval: jax.core.ShapedArray
+    sharding: NamedSharding
+    dtype: np.dtype[Any]
+    devices: tuple[jax.Device, ...]
+    chunks: tuple[Chunk, ...]
+    indices: tuple[Index, ...]
+    pooled: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Outward:
+    """How global arrays of one kind become host-local values.
+
+    `sources` has, for each distinct chunk, a device that holds it and the chunk's local index.
+    `order` has the devices in the order of `sharding`, that of the host-local `jax.Array`; both
+    are `None` where the process's chunks are no full product.
+    """
+
+    plan: Plan
+    aval: jax.core.ShapedArray
+    sharding: NamedSharding | None
+    order: tuple[jax.Device, ...]
+    sources: tuple[tuple[jax.Device, Index], ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def sharding_for(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
+    """The sharding of a spec, checked before JAX sees it."""
+    _spec.normalize(Topology.from_mesh(mesh), spec, rank=len(spec))
+    return NamedSharding(mesh, spec)
+
+
+@functools.lru_cache(maxsize=8192)
+def inward(
+    sharding: NamedSharding,
+    local_shape: Shape | None,
+    dtype: np.dtype[Any],
+    global_shape: Shape | None,
+    x64: bool,
+) -> Inward:
+    """The recipe for host-local values of a shape and dtype on this process."""
+    layout = plan(
+        sharding.mesh,
+        sharding.spec,
+        local_shape=local_shape,
+        global_shape=global_shape,
+        process=jax.process_index(),
+    )
+    placements = layout.placements()
+    devices = _devices_at(sharding.mesh, [placement.position for placement in placements])
+    native = _values.device_dtype(dtype, x64)
+    return Inward(
+        plan=layout,
+        aval=jax.core.ShapedArray(layout.global_shape, native),
+        sharding=sharding,
+        dtype=native,
+        devices=devices,
+        chunks=tuple(placement.chunk for placement in placements),
+        indices=tuple(placement.local_index for placement in placements),
+        # Only CPU devices take a host buffer as it is; others have staging of their own.
+        pooled=bool(devices)
+        and devices[0].platform == "cpu"
+        and layout.device_nbytes(native) >= POOLED_BYTES,
+    )
+
+
+@functools.lru_cache(maxsize=8192)
+def outward(sharding: NamedSharding, global_shape: Shape, dtype: np.dtype[Any]) -> Outward:
+    """The recipe for global arrays of a shape and dtype on this process."""
+    layout = plan(
+        sharding.mesh, sharding.spec, global_shape=global_shape, process=jax.process_index()
+    )
+    placements = layout.placements()
+    devices = _devices_at(sharding.mesh, [placement.position for placement in placements])
+    holding: dict[Chunk, list[jax.Device]] = {}
+    for placement, device in zip(placements, devices, strict=True):
+        holding.setdefault(placement.chunk, []).append(device)
+    local_shape = layout.local_shape()
+    local_sharding = None
+    if local_shape is not None and layout.is_product():
+        local_sharding = _local_sharding(layout, sharding, holding)
+    return Outward(
+        plan=layout,
+        aval=jax.core.ShapedArray(local_shape or (), dtype),
+        sharding=local_sharding,
+        order=() if local_sharding is None else tuple(local_sharding.mesh.devices.flat),
+        sources=tuple((on[0], layout.local_index(chunk)) for chunk, on in holding.items()),
+    )
+
+
+def check_rank(sharding: NamedSharding, rank: int) -> None:
+    """Raises `SpecError` for a spec of more entries than a value of keys has dimensions.
+
+    A key's data has more dimensions than the key, and no spec may cut those.
+    """
+    _spec.normalize(Topology.from_mesh(sharding.mesh), sharding.spec, rank)
+
+
+def _local_sharding(
+    layout: Plan, sharding: NamedSharding, holding: dict[Chunk, list[jax.Device]]
+) -> NamedSharding:
+    """A sharding over this process's devices under which each holds the chunk that it has."""
+    if layout.is_subcube():
+        return NamedSharding(sharding.mesh.local_mesh, sharding.spec)
+    # No subcube of the mesh: a mesh of the process's chunks instead, each as often as all are held.
+    numbers = [sorted({chunk[i] for chunk in holding}) for i in range(len(layout.global_shape))]
+    replicas = min(map(len, holding.values()))
+    grid = np.empty((*map(len, numbers), replicas), object)
+    for place in itertools.product(*(range(len(held)) for held in numbers)):
+        chunk = tuple(held[i] for held, i in zip(numbers, place, strict=True))
+        grid[place] = holding[chunk][:replicas]
+    names = tuple(f"chunks{i}" for i in range(len(numbers)))
+    return NamedSharding(Mesh(grid, (*names, "replicas")), PartitionSpec(*names))
+
+
+def _devices_at(mesh: Mesh, positions: list[int]) -> tuple[jax.Device, ...]:
+    flat = mesh.devices.reshape(-1)
+    return tuple(flat[position] for position in positions)
