@@ -1,26 +1,32 @@
-"""The main process's side of a multiprocess test: an item that runs the test in a cluster.
+"""The main process's side of a multiprocess test: an item that has the test run in a cluster.
 
-The marked function is not set up here: its fixtures, marks and body are for the workers, which
-have the devices. What they report is put together to one report.
+The marked function is not set up here: its fixtures, conditions and body are for the workers,
+which have the devices. Their reports become one report.
 """
 
 from __future__ import annotations
 
+import itertools
 import pickle
+import re
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .._errors import ClusterError, SpecError
 from ._merge import Verdict, verdict
-from ._pool import Done, Run, Shape, pool
+from ._pool import START_TIMEOUT, pool
 from ._run import shape_of
 
-_OPTIONS = frozenset({"processes", "devices", "timeout", "env"})
-# Conditions are for the workers to judge: they have the devices.
-_JUDGED_BY_WORKERS = frozenset({"skipif", "xfail", "usefixtures"})
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_OPTIONS = ("processes", "devices", "timeout", "env")
+_JUDGED_BY_WORKERS = ("skipif", "xfail", "usefixtures")
+_BASE = pytest.StashKey[Path]()
+_number = itertools.count()
 
 
 class ClusterItem(pytest.Item):
@@ -31,81 +37,105 @@ class ClusterItem(pytest.Item):
         self.own_markers = list(function.own_markers)
         self.keywords.update(function.keywords)
         self.extra_keyword_matches = set(function.extra_keyword_matches)
-        self._report_info = function.reportinfo()
+        self._info = function.reportinfo()
         self._verdict: Verdict | None = None
         mark = function.get_closest_marker("multiprocess")
         assert mark is not None
-        if mark.args or not _OPTIONS.issuperset(mark.kwargs):
+        if mark.args or not set(mark.kwargs) <= set(_OPTIONS):
+            given = ", ".join([*map(repr, mark.args), *mark.kwargs])
             raise pytest.UsageError(
-                f"{self.nodeid}: multiprocess{mark.args or ''}{mark.kwargs or ''}: "
-                f"takes keywords only, of {', '.join(sorted(_OPTIONS))}"
+                f"{self.nodeid}: multiprocess({given}): the options are {', '.join(_OPTIONS)}, "
+                "by keyword"
             )
         options = dict(mark.kwargs)
-        timeout = options.pop("timeout", None)
-        self._timeout = float(timeout or self.config.getini("hostmesh_timeout"))
-        if "devices" in options and not isinstance(options["devices"], int):
-            options.setdefault("processes", len(options["devices"]))
-        self._shape = shape_of(**options, owner=f"pytest {id(self.config)}")
+        try:
+            limit = options.pop("timeout", None) or self.config.getini("hostmesh_timeout")
+            self._timeout = float(limit)
+            self._shape = shape_of(**options, owner=owner(self.config))
+        except (SpecError, ValueError) as error:
+            raise pytest.UsageError(f"{self.nodeid}: {error}") from None
 
     def iter_markers(self, name: str | None = None) -> Iterator[pytest.Mark]:
+        """As everywhere, without the conditions that only a process with the devices can judge."""
         return iter(()) if name in _JUDGED_BY_WORKERS else super().iter_markers(name)
 
     def reportinfo(self) -> Any:
-        return self._report_info
+        return self._info
 
     def runtest(self) -> None:
+        # A failure is written into the report, not raised: nothing here is to be debugged.
         self._verdict = None
-        run = _session(self.config, self._shape)
-        if run is None:
-            directory = _directory(self.config) / f"{abs(hash(self.nodeid)):x}"
-            message = ("test", self.nodeid, str(self.path), str(directory))
-            run = pool.run(self._shape, message, self._timeout)
-        self._verdict = verdict(self.config, run)
+        steps: list[tuple[tuple[Any, ...], float]] = [
+            (("collect", str(self.path)), START_TIMEOUT),
+            (("test", self.nodeid, str(self._directory())), self._timeout),
+        ]
+        if not pool.has(self._shape):
+            steps.insert(0, (_session(self.config), START_TIMEOUT))
+        try:
+            for message, timeout in steps:
+                run = pool.run(self._shape, message, timeout)
+                if not run.passed:
+                    break
+            self._verdict = verdict(self.config, run)
+        except ClusterError as error:
+            self._verdict = Verdict("failed", str(error))
 
-    def hostmesh_complete(self, report: pytest.TestReport) -> None:
-        """Makes pytest's report on `runtest` the report on the cluster."""
-        if self._verdict is not None:
+    def write(self, report: pytest.TestReport) -> None:
+        """Makes pytest's report on `runtest` the report on the processes."""
+        if report.when == "call" and self._verdict is not None:
             self._verdict.write(report)
 
+    def _directory(self) -> Path:
+        name = re.sub(r"\W", "_", self.name)[:30]
+        return _base(self.config) / f"{name}{next(_number)}"
 
-def replace(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Puts a `ClusterItem` in the place of each marked test function."""
-    config.hostmesh_close = pool.close  # type: ignore[attr-defined]
+
+def owner(config: pytest.Config) -> str:
+    """The name of this pytest run's clusters: their sessions have its options."""
+    return f"pytest {id(config)}"
+
+
+def replace(items: list[pytest.Item]) -> int:
+    """Puts a `ClusterItem` in the place of each marked test function; returns their number."""
+    count = 0
     for i, item in enumerate(items):
         if isinstance(item, pytest.Function) and item.get_closest_marker("multiprocess"):
-            parent = item.parent
-            assert parent is not None
-            items[i] = ClusterItem.from_parent(parent, name=item.name, function=item)
+            assert item.parent is not None
+            items[i] = ClusterItem.from_parent(item.parent, name=item.name, function=item)
+            count += 1
+    return count
 
 
-def _session(config: pytest.Config, shape: Shape) -> Run | None:
-    """Has a cluster of this shape with pytest sessions; what went wrong if that cannot be."""
-    if pool.has(shape):
-        return None
-    message = ("session", _options(config), list(config.args), str(config.invocation_params.dir))
-    run = pool.run(shape, message, 60.0)
-    if run.whole and not any(isinstance(e, Done) and e.failed for e in run.endings):
-        return None
-    pool.drop(shape)
-    return run
-
-
-def _options(config: pytest.Config) -> dict[str, Any]:
-    """The options of this run that hold in the workers too."""
+def _session(config: pytest.Config) -> tuple[Any, ...]:
+    """The task that opens a session in a worker, with the options of this run that hold there."""
     options = {name: value for name, value in vars(config.option).items() if _pickles(value)}
-    return options | {
-        "capture": "no",
-        "maxfail": 0,
-        "keyword": "",
-        "markexpr": "",
-        "deselect": None,
-        "lf": False,
-        "failedfirst": False,
-        "collectonly": False,
+    private = tempfile.mkdtemp(dir=_base(config), prefix="session")
+    options |= {
         "rootdir": str(config.rootpath),
         "inifilename": str(config.inipath) if config.inipath else None,
-        "basetemp": tempfile.mkdtemp(prefix="hostmesh-"),
+        "basetemp": f"{private}/basetemp",
+        "override_ini": [*(options.get("override_ini") or ()), f"cache_dir={private}/cache"],
+        # Which tests run, how often and until when is decided here ...
+        **{"keyword": "", "markexpr": "", "deselect": None, "lf": False, "failedfirst": False},
+        **{"maxfail": 0, "collectonly": False, "stepwise": False},
+        **{"numprocesses": None, "dist": "no", "tx": [], "looponfail": False},
+        # ... and so are capturing and reports.
+        **{"capture": "no", "usepdb": False, "trace": False, "xmlpath": None, "cov_source": []},
+        **{"setuponly": False, "setupshow": False, "setupplan": False, "hostmesh_strict": False},
     }
+    return "session", options, list(config.args), str(config.invocation_params.dir)
+
+
+def _base(config: pytest.Config) -> Path:
+    """The directory for this run's files, next to those of pytest's own `tmp_path`."""
+    if _BASE not in config.stash:
+        factory = getattr(config, "_tmp_path_factory", None)
+        config.stash[_BASE] = (
+            Path(tempfile.mkdtemp(prefix="hostmesh-"))
+            if factory is None
+            else factory.mktemp("multiprocess")
+        )
+    return config.stash[_BASE]
 
 
 def _pickles(value: object) -> bool:
@@ -114,7 +144,3 @@ def _pickles(value: object) -> bool:
     except Exception:
         return False
     return True
-
-
-def _directory(config: pytest.Config) -> Path:
-    return Path(tempfile.gettempdir()) / f"hostmesh-{id(config)}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import pytest
+from ._report import Done, Run, grouped, outputs, processes_text, unanswered
 
-from ._pool import Done, Run
-from ._report import endings_text, grouped, processes_text
+if TYPE_CHECKING:
+    import pytest
 
 _STRICT = "[XPASS(strict)]"
 
@@ -33,46 +34,63 @@ class Verdict:
 
 
 def verdict(config: pytest.Config, run: Run) -> Verdict:
-    """Fails if a process failed; skips if all skipped; else an expected failure counts before a pass."""
-    texts: list[tuple[int, str]] = []
+    """The verdict on a run, in this order: a process that failed or did not end, an expected
+    failure, an unexpected pass, a skip where all skipped, a pass.
+
+    Warnings that the processes recorded are issued again, for this process's pytest to record.
+    """
+    failures: list[tuple[int, str]] = []
     reports: list[Any] = []
+    recorded: dict[tuple[str, str, int], Warning] = {}
     for process, ending in enumerate(run.endings):
         if not isinstance(ending, Done):
             continue
         answer = pickle.loads(ending.payload)
         if isinstance(answer, str):
-            texts.append((process, answer))
-            continue
-        own = [config.hook.pytest_report_from_serializable(config=config, data=d) for d in answer]
-        if not own:
-            texts.append((process, "the test was not found in this process"))
-        reports += own
-        for report in own:
-            if report.failed and not str(report.longrepr).startswith(_STRICT):
-                when = getattr(report, "when", "collect")
-                note = "" if when == "call" else f"(in {when})\n"
-                texts.append((process, note + str(report.longrepr)))
-    shown = grouped((p, text) for p, text in enumerate(run.outputs) if text.strip())
-    sections = [(f"Captured stdout and stderr of {processes_text(p)}", t) for p, t in shown]
-    parts = [f"{processes_text(p)}:\n{text}" for p, text in grouped(texts)]
-    if not run.whole:
-        parts.append(endings_text(run))
-    if parts:
-        return Verdict("failed", "\n\n".join(parts), sections=sections)
+            failures.append((process, ":\n" + answer))
+        elif answer is not None:
+            for data in answer[0]:
+                report = config.hook.pytest_report_from_serializable(config=config, data=data)
+                reports.append(report)
+                if report.failed and not report.longreprtext.startswith(_STRICT):
+                    failures.append((process, _failure_text(report)))
+            recorded |= {(str(w), *place): w for w, *place in answer[1]}
+    for (_, file, line), warning in recorded.items():
+        warnings.warn_explicit(warning, None, file, line)
+    sections = [
+        (f"Captured stdout and stderr of {processes_text(p)}", text) for p, text in outputs(run)
+    ]
+    texts = [f"{processes_text(p)}{text}" for p, text in grouped(failures)] + unanswered(run)
+    if texts:
+        return Verdict("failed", "\n\n".join(texts), sections=sections)
     return _without_failures(reports, sections)
 
 
+def _failure_text(report: Any) -> str:
+    """What follows the processes' numbers: phase and message on their line, then the traceback."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    message = crash.message.splitlines()[0] if crash is not None and crash.message else ""
+    phase = getattr(report, "when", "collect")
+    text: str = report.longreprtext
+    if crash is not None and not text.startswith((">", "E")):
+        text = "    " + text  # pytest strips the whole text, and with it this line's indentation
+    in_phase = "" if phase == "call" else f" in {phase}"
+    return f"{in_phase}: {message}".rstrip(" ") + f"\n{text}"
+
+
 def _without_failures(reports: list[Any], sections: list[tuple[str, str]]) -> Verdict:
-    expected = [r for r in reports if hasattr(r, "wasxfail")]
-    for report in expected:
-        if report.skipped:
-            return Verdict("skipped", report.longrepr, report.wasxfail, sections)
-    for report in reports:
-        if report.failed:
-            return Verdict("failed", report.longrepr, sections=sections)
-    if expected:
-        return Verdict("passed", None, expected[0].wasxfail, sections)
-    calls = [r for r in reports if r.when == "call" or r.skipped]
-    if calls and all(r.skipped for r in calls):
-        return Verdict("skipped", calls[0].longrepr, sections=sections)
+    def one(reports: list[Any], outcome: Literal["passed", "failed", "skipped"]) -> Verdict:
+        first = reports[0]
+        return Verdict(outcome, first.longrepr, getattr(first, "wasxfail", None), sections)
+
+    marked = [report for report in reports if hasattr(report, "wasxfail")]
+    if expected := [report for report in marked if report.skipped]:
+        return one(expected, "skipped")
+    if strict := [report for report in reports if report.failed]:
+        return one(strict, "failed")
+    if marked:
+        return one(marked, "passed")
+    ran = [report for report in reports if report.skipped or report.when == "call"]
+    if ran and all(report.skipped for report in ran):
+        return one(ran, "skipped")
     return Verdict("passed", sections=sections)

@@ -1,17 +1,87 @@
-"""Putting what several processes say into one report: each distinct text once, with its processes."""
+"""How a task ended in each process, and the text about it: each distinct text once.
+
+Processes that failed in the same way differ in addresses and in their own number; texts that
+differ in nothing else are one.
+"""
 
 from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Iterable, Sequence
+import signal
+import sysconfig
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ._pool import Died, Run, Waiting
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _PROCESS = re.compile(r"\b(process(?:_index|_id)?|rank|host)(\W{0,3})\d+", re.IGNORECASE)
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
-_MACHINERY = re.compile(r"[/\\](_pytest|pluggy|hostmesh[/\\]testing)[/\\]|^<")
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
+_MACHINERY = re.compile(r"[/\\](_pytest|pluggy|hostmesh[/\\]testing)[/\\]")
+_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+
+
+@dataclass(frozen=True)
+class Done:
+    """A process answered: `payload` is its pickled value or, with `failed`, what went wrong.
+
+    `clean` tells whether the process is as it was before the task.
+    """
+
+    failed: bool
+    clean: bool
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class Died:
+    """A process ended on its own; `code` is its exit code, negative for a signal."""
+
+    code: int
+
+    def __str__(self) -> str:
+        if self.code >= 0:
+            return f"exit code {self.code}"
+        try:
+            return f"{signal.Signals(-self.code).name} (signal {-self.code})"
+        except ValueError:
+            return f"signal {-self.code}"
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A process had not ended in time; `stack` is where it was."""
+
+    stack: str
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A process was stopped because another one had died."""
+
+
+Ending = Done | Died | Waiting | Stopped
+
+
+@dataclass(frozen=True)
+class Run:
+    """What became of one task: an ending and the output of each process, in their order."""
+
+    endings: list[Ending]
+    outputs: list[str]
+    limit: str  # what those that were waiting had not kept, such as "after 60 s"
+
+    @property
+    def reusable(self) -> bool:
+        """Whether every process answered and is as before."""
+        return all(isinstance(ending, Done) and ending.clean for ending in self.endings)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every process answered, none with a failure."""
+        return all(isinstance(ending, Done) and not ending.failed for ending in self.endings)
 
 
 def processes_text(processes: Sequence[int]) -> str:
@@ -20,62 +90,55 @@ def processes_text(processes: Sequence[int]) -> str:
     return f"process{plural} {', '.join(map(str, processes))}"
 
 
-def normal(text: str) -> str:
-    """The text without what differs between processes that had the same: addresses and numbers."""
-    return _PROCESS.sub(r"\1\2N", _ADDRESS.sub("0x", text))
-
-
 def grouped(texts: Iterable[tuple[int, str]]) -> list[tuple[list[int], str]]:
     """Each distinct text once, with the processes that had it, in order of the first of them."""
     groups: dict[str, tuple[list[int], str]] = {}
     for process, text in texts:
-        groups.setdefault(normal(text), ([], text))[0].append(process)
+        key = _PROCESS.sub(r"\1\2N", _ADDRESS.sub("0x", text))
+        groups.setdefault(key, ([], text))[0].append(process)
     return list(groups.values())
 
 
-def endings_text(run: Run) -> str:
-    """What became of the processes that gave no answer: the dead, then the stacks of the waiting."""
-    lines: list[str] = []
-    for process, ending in enumerate(run.endings):
-        if isinstance(ending, Died):
-            lines.append(f"process {process} died: {ending}. The others were stopped.")
-            break  # the others only followed
+def unanswered(run: Run) -> list[str]:
+    """About the processes that gave no answer: the first dead one, then the stacks of the waiting."""
+    dead = [(p, e) for p, e in enumerate(run.endings) if isinstance(e, Died)]
+    # SIGABRT is how JAX ends a process that misses another one.
+    dead.sort(key=lambda pair: pair[1].code == -signal.SIGABRT)
+    lines = [f"process {p} died: {ending}; the others were stopped" for p, ending in dead[:1]]
     waiting = [(p, e.stack) for p, e in enumerate(run.endings) if isinstance(e, Waiting)]
     for processes, stack in grouped(waiting):
-        lines.append(f"{processes_text(processes)} had not ended after {run.seconds:.1f} s, at:")
-        lines.append(stack)
-    return "\n".join(lines)
+        lines.append(f"{processes_text(processes)} had not ended {run.limit}, at:\n{stack}")
+    return lines
 
 
-def outputs_text(run: Run) -> str:
-    """The processes' outputs, each distinct one once."""
-    shown = grouped((p, text) for p, text in enumerate(run.outputs) if text.strip())
-    return "\n".join(f"output of {processes_text(p)}:\n{text}" for p, text in shown)
+def outputs(run: Run) -> list[tuple[list[int], str]]:
+    """What the processes wrote, each distinct text once, without the empty ones."""
+    return grouped((p, text) for p, text in enumerate(run.outputs) if text.strip())
 
 
 def stack_text(dump: str) -> str:
     """A readable stack, most recent call last, from what faulthandler writes.
 
-    Of each thread only the frames inside the task are kept; threads without any are left out.
+    The main thread's frames inside the task, then other threads that are in somebody's own code.
     """
     if not dump.strip():
-        return (
-            "  (no stack: the process did not answer the signal; it is stopped, or in the kernel)"
-        )
-    threads = [part for part in re.split(r"\n\s*\n", dump.strip()) if part.strip()]
-    shown = [text for part in threads if (text := _thread_text(part))]
-    return "\n\n".join(shown) or dump
+        return "  (no stack: the process did not answer the signal, so it is itself stopped)"
+    main: list[str] = []
+    others: list[str] = []
+    for part in re.split(r"^(?=Thread |Current thread )", dump, flags=re.MULTILINE):
+        frames = list(_FRAME.finditer(part))[::-1]
+        machinery = [i for i, m in enumerate(frames) if _MACHINERY.search(m["file"])]
+        if machinery:
+            main.append(_frames_text(frames[machinery[-1] + 1 :] or frames))
+        elif any(not m["file"].startswith((*_LIBRARIES, "<")) for m in frames):
+            others.append("another thread:\n" + _frames_text(frames))
+    return "\n".join(main + others) or dump
 
 
-def _thread_text(part: str) -> str:
-    frames = [m for line in part.splitlines() if (m := _FRAME.match(line))]
-    frames.reverse()
-    machinery = [i for i, m in enumerate(frames) if _MACHINERY.search(m["file"])]
-    if machinery:
-        frames = frames[machinery[-1] + 1 :]
+def _frames_text(frames: Sequence[re.Match[str]]) -> str:
     lines: list[str] = []
-    for m in frames:
-        lines.append(f'  File "{m["file"]}", line {m["line"]}, in {m["name"]}')
-        if source := linecache.getline(m["file"], int(m["line"])).strip():
+    for frame in frames:
+        lines.append(f'  File "{frame["file"]}", line {frame["line"]}, in {frame["name"]}')
+        if source := linecache.getline(frame["file"], int(frame["line"])).strip():
             lines.append(f"    {source}")
     return "\n".join(lines)

@@ -9,37 +9,43 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import traceback
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ._worker import Answer, call, reply, serve
+from ._state import State
+from ._worker import DONE, Answer, call, reply, serve
+
+if TYPE_CHECKING:
+    import warnings
+    from multiprocessing.connection import Connection
 
 NAME = "hostmesh-worker"
-
-# Plugins that report, talk to a terminal or start processes: the main process has those.
-_OFF = ("terminal", "junitxml", "debugging", "xdist", "xdist.looponfail", "pytest_cov")
 
 
 def host(
     connection: Connection[Any, Any], options: dict[str, Any], args: list[str], directory: str
 ) -> Answer | None:
-    """Starts pytest here and serves `connection` from inside until it ends."""
+    """Starts pytest here, and serves `connection` from inside it until that ends."""
     runner = Runner(connection)
+    sys.breakpointhook = _no_breakpoint
     try:
         os.chdir(directory)
-        off = [word for name in _OFF for word in ("-p", f"no:{name}")]
+        # The main process has the terminal and the debugger.
+        off = ["-p", "no:terminal", "-p", "no:debugging"]
         config = pytest.Config.fromdictargs(options, [*off, *args])
         config.pluginmanager.register(runner, NAME)
         config.hook.pytest_cmdline_main(config=config)
     except BaseException:
         if runner.started:
             raise
-        return True, pickle.dumps(traceback.format_exc())
-    return None if runner.started else (True, pickle.dumps("pytest did not start in the worker"))
+        return Answer(True, False, pickle.dumps(traceback.format_exc()))
+    if runner.started:
+        return None
+    return Answer(True, False, pickle.dumps("pytest did not start; see the output"))
 
 
 class Runner:
@@ -51,6 +57,7 @@ class Runner:
         self._items: dict[str, pytest.Item] = {}
         self._collected: set[str] = set()
         self._reports: list[pytest.TestReport | pytest.CollectReport] = []
+        self._warnings: list[tuple[Warning, str, int]] = []
         self._directory = Path()
 
     @pytest.fixture
@@ -61,17 +68,19 @@ class Runner:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> bool:
-        return True
+        return True  # nothing yet
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        def handle(_: object, message: tuple[Any, ...]) -> Answer:
-            kind, *data = message
-            return call(*data) if kind == "call" else self._test(session, *data)
+        def collect(path: str) -> Answer:
+            return self._collect(session, path)
+
+        def test(nodeid: str, directory: str) -> Answer:
+            return self._test(session, nodeid, Path(directory))
 
         self.started = True
-        reply(self._connection, (False, pickle.dumps(None)))
-        serve(self._connection, handle)
+        reply(self._connection, DONE)
+        serve(self._connection, {"call": call, "collect": collect, "test": test})
         return True
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
@@ -84,20 +93,52 @@ class Runner:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._reports.append(report)
 
-    def _test(self, session: pytest.Session, nodeid: str, path: str, directory: str) -> Answer:
-        """Runs one test; the answer is its reports."""
-        self._reports = []
-        self._directory = Path(directory)
-        if path not in self._collected:
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
+        warning = warning_message.message
+        if isinstance(warning, Warning):
+            self._warnings.append((warning, warning_message.filename, warning_message.lineno))
+
+    def _collect(self, session: pytest.Session, path: str) -> Answer:
+        """Collects the tests of one file, once."""
+        if path in self._collected:
+            return DONE
+        self._reports, self._warnings = [], []
+        try:
             session.perform_collect([path])
+        except BaseException:
+            return Answer(True, False, pickle.dumps(traceback.format_exc()))
+        if not self._reports:
             self._collected.add(path)
-        if (item := self._items.get(nodeid)) is not None:
+        return self._answer(session.config, clean=not self._reports)
+
+    def _test(self, session: pytest.Session, nodeid: str, directory: Path) -> Answer:
+        """Runs one test; the answer is its reports and warnings."""
+        self._reports, self._warnings, self._directory = [], [], directory
+        if (item := self._items.get(nodeid)) is None:
+            text = f"the test was not found in this process, which collected other parameters:\n{nodeid}"
+            return Answer(True, True, pickle.dumps(text))
+        before = State.now()
+        try:
             # Without a next item all fixtures of the test end with it, whatever their scope.
             item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
-        hook = session.config.hook
-        data = [
-            hook.pytest_report_to_serializable(config=session.config, report=report)
-            for report in self._reports
-        ]
-        failed = not data or any(report.failed for report in self._reports)
-        return failed, pickle.dumps(data)
+        except BaseException:  # pytest.exit, or an error in a plugin
+            return Answer(True, False, pickle.dumps(traceback.format_exc()))
+        return self._answer(session.config, clean=before.restore())
+
+    def _answer(self, config: pytest.Config, *, clean: bool) -> Answer:
+        serializable = config.hook.pytest_report_to_serializable
+        reports = [serializable(config=config, report=report) for report in self._reports]
+        failed = any(report.failed for report in self._reports)
+        try:
+            payload = pickle.dumps((reports, self._warnings))
+        except Exception:
+            named = [(RuntimeWarning(repr(w)), *place) for w, *place in self._warnings]
+            payload = pickle.dumps((reports, named))
+        return Answer(failed, clean, payload)
+
+
+def _no_breakpoint(*_: object, **__: object) -> None:
+    raise RuntimeError(
+        "breakpoint(): a process of a multiprocess test has no terminal to debug on; "
+        "print instead (the output of each process is in the failure's report)"
+    )

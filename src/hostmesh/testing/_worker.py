@@ -1,7 +1,7 @@
 """What a worker process of a warm cluster does: join the cluster, then one task after another.
 
-Runs in a process of its own, started by `_pool`. Standard output and standard error are files that
-the starter reads; tasks and answers travel over one connection.
+Runs in a process of its own, started by `_pool`. Standard output and standard error are a file
+that the starter reads; tasks and answers travel over one connection.
 """
 
 from __future__ import annotations
@@ -13,21 +13,32 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._cluster import member_from_environment
 
-STACKS = signal.SIGUSR1
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STACKS = signal.SIGUSR1  # asks a worker to write the stacks of its threads
+JOIN_TIMEOUT = 60
 _PR_SET_PDEATHSIG = 1
 
-# What a task gives back: whether it failed, and the pickled answer.
-Answer = tuple[bool, bytes]
+
+class Answer(NamedTuple):
+    """What a task gives back; the fields are those of `_report.Done`."""
+
+    failed: bool
+    clean: bool
+    payload: bytes
+
+
+DONE = Answer(failed=False, clean=True, payload=pickle.dumps(None))
 
 
 def main(connection_number: int, stacks_number: int, parent: int) -> None:
-    """Joins the cluster that the environment names and serves `connection_number` until it ends."""
+    """Joins the cluster that the environment names, then serves the connection until it ends."""
     _die_with(parent)
     for number in (connection_number, stacks_number):
         os.set_inheritable(number, False)  # a child of a test must not keep the connection open
@@ -38,16 +49,15 @@ def main(connection_number: int, stacks_number: int, parent: int) -> None:
     import jax
 
     jax.distributed.initialize(
-        member.coordinator, member.processes, member.process, initialization_timeout=60
+        member.coordinator, member.processes, member.process, initialization_timeout=JOIN_TIMEOUT
     )
-    jax.devices()  # all processes meet here once, so that no test pays for it
-    reply(connection, (False, pickle.dumps(None)))
-    serve(connection, _handle)
+    jax.devices()  # all processes meet here once, so that no task pays for it
+    reply(connection, DONE)
+    serve(connection, {"call": call, "session": lambda *data: _session(connection, *data)})
 
 
 def serve(
-    connection: Connection[Any, Any],
-    handle: Callable[[Connection[Any, Any], tuple[Any, ...]], Answer | None],
+    connection: Connection[Any, Any], handlers: dict[str, Callable[..., Answer | None]]
 ) -> None:
     """Answers the tasks that come over `connection` until it ends or `None` comes."""
     while True:
@@ -57,36 +67,36 @@ def serve(
             return
         if message is None:
             return
-        answer = handle(connection, message)
+        kind, *data = message
+        answer = handlers[kind](*data)
         if answer is not None:
             reply(connection, answer)
 
 
 def reply(connection: Connection[Any, Any], answer: Answer) -> None:
-    """Sends an answer: first whether it is a failure, then what it is."""
-    failed, payload = answer
-    connection.send(failed)
-    connection.send_bytes(payload)
+    connection.send((answer.failed, answer.clean))
+    connection.send_bytes(answer.payload)  # apart, so that large values are not copied again
 
 
 def call(payload: bytes) -> Answer:
     """Runs a pickled `(function, args)`; the answer is its pickled result, or the traceback."""
+    from ._state import State
+
+    before = State.now()
     try:
         import cloudpickle
 
         function, args = pickle.loads(payload)
-        return False, cloudpickle.dumps(function(*args))
+        failed, result = False, cloudpickle.dumps(function(*args))
     except BaseException as error:
-        here = error.__traceback__
-        text = "".join(traceback.format_exception(type(error), error, here and here.tb_next))
-        return True, pickle.dumps(text)
+        frames = error.__traceback__ and error.__traceback__.tb_next  # not the one of this file
+        text = "".join(traceback.format_exception(type(error), error, frames))
+        failed, result = True, pickle.dumps(text)
+    return Answer(failed, before.restore(), result)
 
 
-def _handle(connection: Connection[Any, Any], message: tuple[Any, ...]) -> Answer | None:
-    kind, *data = message
-    if kind == "call":
-        return call(*data)
-    from ._session import host  # pytest only where a test asks for it
+def _session(connection: Connection[Any, Any], *data: Any) -> Answer | None:
+    from ._session import host  # pytest, and only where tests run
 
     return host(connection, *data)
 

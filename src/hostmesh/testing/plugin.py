@@ -1,22 +1,28 @@
 """The pytest plugin: `@pytest.mark.multiprocess` and `--hostmesh-strict`.
 
-Imports nothing heavy: it is loaded in every pytest run where hostmesh is installed.
+It is loaded in every pytest run where hostmesh is installed, and so imports nothing before a test
+asks for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
 _MARKER = (
     "multiprocess(processes=4, devices=2, timeout=None, env=None): run the test in every process "
-    "of a local JAX cluster; `devices` is a number of CPU devices for each, or a list"
+    "of a local JAX cluster; `devices` is the number of CPU devices of each, or a list with one "
+    "number for each; `timeout` is in seconds (default: the ini option hostmesh_timeout)"
 )
+_COUNT = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addini("hostmesh_timeout", "seconds a multiprocess test may take", default="60")
+    parser.addini("hostmesh_timeout", "seconds that a multiprocess test may take", default="60")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -26,23 +32,38 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.pluginmanager.has_plugin("hostmesh-worker"):
-        return  # a worker runs the tests themselves
+        return  # in a worker the tests run as they are
     if any(item.get_closest_marker("multiprocess") for item in items):
         from ._items import replace
 
-        replace(config, items)
+        config.stash[_COUNT] = replace(items)
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> str | None:
+    if (count := config.stash.get(_COUNT, 0)) and config.getoption("usepdb", False):
+        return (
+            f"hostmesh: --pdb is off for the {count} multiprocess tests: "
+            "their processes have no terminal. It is on for all others."
+        )
+    return None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[pytest.TestReport]:
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if call.when == "call" and (complete := getattr(item, "hostmesh_complete", None)):
-        complete(report)
+    if _COUNT in item.config.stash:
+        from ._items import ClusterItem
+
+        if isinstance(item, ClusterItem):
+            item.write(report)
     return report
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if (close := getattr(session.config, "hostmesh_close", None)) is not None:
-        close()
+    if _COUNT in session.config.stash:
+        from ._items import owner
+        from ._pool import pool
+
+        pool.close(owner(session.config))

@@ -1,0 +1,37 @@
+"""What a task may leave behind in its process, and putting it back."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+
+@dataclass(frozen=True)
+class State:
+    """JAX's settings, the environment and the working directory at one moment."""
+
+    config: dict[str, Any]
+    environment: dict[str, str]
+    directory: str
+
+    @classmethod
+    def now(cls) -> State:
+        return cls(dict(jax.config.values), dict(os.environ), os.getcwd())
+
+    def restore(self) -> bool:
+        """Puts everything back; `False` where that could not be done."""
+        try:
+            os.chdir(self.directory)
+            if dict(os.environ) != self.environment:
+                os.environ.clear()
+                os.environ.update(self.environment)
+            for name, value in jax.config.values.items():
+                if value is not self.config[name] and value != self.config[name]:
+                    jax.config.update(name, self.config[name])
+            jax.set_mesh(None)
+        except Exception:
+            return False
+        return jax.distributed.is_initialized()
