@@ -71,15 +71,18 @@ def to_global(
             rule="this version checks nothing between processes: check may only be None",
             advice="leave it out",
         )
-    matched = Matched(local, specs, is_spec, "to_global", "specs")
+    matched = Matched(local, specs, "to_global", "specs")
     shapes = _shapes_for(local, matched, global_shape)
     mesh = _mesh_for(mesh, matched.items, "to_global")
     x64 = _values.x64_enabled()
     results: list[Any] = []
+    sharding, last = None, matched  # no spec yet
     try:
-        for leaf, spec, shape in zip(matched.leaves, matched.items, shapes, strict=True):
-            sharding = _sharding_for(mesh, spec)
-            results.append(leaf_to_global(leaf, sharding, shape, x64=x64, may_alias=may_alias))
+        with _jax.explicit_transfers():
+            for leaf, spec, shape in zip(matched.leaves, matched.items, shapes, strict=True):
+                if spec is not last:
+                    sharding, last = _sharding_for(mesh, spec), spec
+                results.append(leaf_to_global(leaf, sharding, shape, x64, may_alias))
     except HostmeshError as error:
         raise at(error, _where("to_global", matched, len(results))) from error.__cause__
     return matched.rebuild(results)
@@ -126,22 +129,19 @@ def to_local(
     >>> hostmesh.to_local(hostmesh.to_global(np.arange(4), mesh, P("x")), numpy=True)
     array([0, 1, 2, 3], dtype=int32)
     """
-    matched = Matched(arrays, specs, is_spec, "to_local", "specs")
+    matched = Matched(arrays, specs, "to_local", "specs")
     if specs is not None or mesh is not None:
         mesh = _mesh_for(mesh, matched.items, "to_local")
     results: list[Any] = []
+    sharding, last = None, None if specs is None and mesh is None else matched
     try:
         for leaf, spec in zip(matched.leaves, matched.items, strict=True):
-            sharding = None if specs is None and mesh is None else _sharding_for(mesh, spec)
+            if spec is not last:
+                sharding, last = _sharding_for(mesh, spec), spec
             results.append(leaf_to_local(leaf, sharding, numpy, fetch_missing))
     except HostmeshError as error:
         raise at(error, _where("to_local", matched, len(results))) from error.__cause__
     return matched.rebuild(results)
-
-
-def is_spec(node: object) -> bool:
-    """Whether a node of a tree of specs is one spec."""
-    return isinstance(node, PartitionSpec | NamedSharding)
 
 
 def _is_shape(node: object) -> bool:
@@ -151,7 +151,7 @@ def _is_shape(node: object) -> bool:
 def _shapes_for(local: Tree, matched: Matched, global_shape: Tree) -> Sequence[Shape | None]:
     if global_shape is None:
         return [None] * len(matched.leaves)
-    shapes = Matched(local, global_shape, _is_shape, "to_global", "global_shape").items
+    shapes = Matched(local, global_shape, "to_global", "global_shape", _is_shape).items
     for shape in shapes:
         if shape is not None and not _is_shape(shape):
             raise build(
@@ -215,7 +215,8 @@ def _to_global_impl(
 ) -> jax.Array:
     if add:
         return _transforms.add_over_processes(x, sharding, global_shape)
-    return leaf_to_global(x, sharding, global_shape, x64=_values.x64_enabled())
+    with _jax.explicit_transfers():
+        return leaf_to_global(x, sharding, global_shape, _values.x64_enabled(), may_alias=False)
 
 
 def _to_local_impl(x: Any, *, sharding: NamedSharding, added: bool) -> jax.Array:

@@ -15,15 +15,13 @@ from ._topology import Topology
 
 
 def leaf_to_global(
-    leaf: Any,
-    sharding: NamedSharding,
-    global_shape: Shape | None = None,
-    *,
-    x64: bool,
-    may_alias: bool = False,
+    leaf: Any, sharding: NamedSharding, global_shape: Shape | None, x64: bool, may_alias: bool
 ) -> jax.Array:
-    """The global array of one leaf, whatever its kind; errors are placed at the leaf by callers."""
-    if type(leaf) is not np.ndarray:
+    """The global array of one leaf, whatever its kind; errors are placed at the leaf by callers.
+
+    To be called within `_jax.explicit_transfers()`.
+    """
+    if type(leaf) is not np.ndarray or leaf.dtype.kind not in "fiub":
         if isinstance(leaf, jax.core.Tracer):
             return _transforms.to_global_p.bind(
                 leaf, sharding=sharding, global_shape=global_shape, add=False
@@ -31,26 +29,24 @@ def leaf_to_global(
         if isinstance(leaf, jax.Array):
             return array_to_global(leaf, sharding, global_shape)
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            return _nothing_to_global(leaf, sharding, x64)
-    if type(leaf) is not np.ndarray or not _values.is_plain(leaf.dtype):
+            return _absent_to_global(leaf, sharding, x64)
         leaf = _values.as_host_array(leaf, "leaf")
     recipe = _recipes.inward(sharding, leaf.shape, leaf.dtype, global_shape, x64)
-    if leaf.dtype == recipe.dtype and (may_alias or not recipe.pooled):
+    if recipe.direct or (may_alias and leaf.dtype == recipe.dtype):
         parts = [leaf[index] for index in recipe.indices]
-        return _jax.put(recipe.aval, sharding, parts, recipe.devices, give_up=may_alias)
+        return _jax.put(recipe.aval, sharding, parts, recipe.devices, may_alias)
     chunks = zip(recipe.chunks, recipe.indices, strict=True)
     return put_copies(recipe, {chunk: leaf[index] for chunk, index in chunks})
 
 
 def put_copies(recipe: _recipes.Inward, chunks: dict[Chunk, Any]) -> jax.Array:
     """Copies each distinct chunk once into memory of our own, which its devices then share."""
-    new = _staging.buffer if recipe.pooled else np.empty
     owned: dict[Chunk, Any] = {}
     for chunk, source in chunks.items():
-        owned[chunk] = new(recipe.plan.shard_shape, recipe.dtype)
+        owned[chunk] = _staging.buffer(recipe.plan.shard_shape, recipe.dtype)
         _values.convert(source, owned[chunk], "leaf")
     parts = [owned[chunk] for chunk in recipe.chunks]
-    return _jax.put(recipe.aval, recipe.sharding, parts, recipe.devices, give_up=True)
+    return _jax.put(recipe.aval, recipe.sharding, parts, recipe.devices, True)
 
 
 def array_to_global(

@@ -6,6 +6,7 @@ Checked on JAX 0.10.2 and 0.12.0.1.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -45,23 +46,27 @@ def put(
     sharding: Sharding,
     parts: Sequence[Part],
     devices: Sequence[Device],
-    *,
     give_up: bool,
 ) -> jax.Array:
     """The global array whose shard on `devices[k]` is `parts[k]`, in one call.
 
     With `give_up` the caller no longer writes to the parts, and a device may take their memory as
-    its own; without, the parts are the caller's again when the call returns.
+    its own; without, the parts are the caller's again when the call returns. To be called within
+    `explicit_transfers()`.
     """
     if _put is None or not devices:
         kept = parts if give_up else [np.array(part) for part in parts]
         # One device at a time: no order of devices is taken for granted.
         arrays = [jax.device_put(part, d) for part, d in zip(kept, devices, strict=True)]
         return assemble(aval, sharding, arrays)
-    with _put_scope():
-        if give_up:
-            return _put(aval, sharding, parts, devices)
-        return _put(aval, sharding, parts, devices, True, False, _during_call)
+    if give_up:
+        return _put(aval, sharding, parts, devices)
+    return _put(aval, sharding, parts, devices, True, False, _during_call)
+
+
+def explicit_transfers() -> contextlib.AbstractContextManager[None]:
+    """Within it, `put` counts as asked for by name, as `jax.device_put` is, by transfer guards."""
+    return contextlib.nullcontext() if _put_scope is None else _put_scope()
 
 
 def assemble(
@@ -87,7 +92,7 @@ def parts_by_device(array: jax.Array) -> dict[Device, jax.Array]:
     if _array_impl is None:
         return {shard.device: shard.data for shard in array.addressable_shards}
     array._check_if_deleted()  # pyright: ignore[reportAttributeAccessIssue]
-    return {part.sharding._internal_device_list[0]: part for part in array._arrays}  # pyright: ignore
+    return {part._sharding._internal_device_list[0]: part for part in array._arrays}  # pyright: ignore
 
 
 def fetch(part: jax.Array) -> np.ndarray[Any, Any]:

@@ -29,20 +29,18 @@ def leaf_to_local(
             advice="pass the result of to_global or of a jitted function; a NumPy value on this"
             " process is host-local already",
         )
-    if _values.is_key(leaf.dtype):
+    dtype = leaf.dtype
+    if not isinstance(dtype, np.dtype):
         return _keys_to_local(leaf, sharding, numpy, fetch_missing)
     own = leaf.sharding
-    if leaf.is_fully_addressable and not (
-        isinstance(own, NamedSharding) and (sharding is None or sharding.is_fully_addressable)
-    ):
-        return to_numpy(leaf) if numpy else leaf  # host-local already
-    if sharding is None:
-        if not isinstance(own, NamedSharding):
-            raise _no_layout(own)
-        sharding = own
-    elif own is not sharding and not own.is_equivalent_to(sharding, leaf.ndim):
-        leaf = _reshard(leaf, sharding)
-    recipe = _recipes.outward(sharding, leaf.shape, np.dtype(leaf.dtype))
+    if not isinstance(own, NamedSharding) or sharding is not own:
+        if leaf.is_fully_addressable and not _lies_here(own, sharding):
+            return to_numpy(leaf) if numpy else leaf  # host-local already
+        if sharding is None:
+            sharding = _named(own)
+        elif not own.is_equivalent_to(sharding, leaf.ndim):
+            leaf = _reshard(leaf, sharding)
+    recipe = _recipes.outward(sharding, leaf.shape, dtype)
     if not recipe.sources:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     if recipe.sharding is None:
@@ -55,6 +53,23 @@ def leaf_to_local(
     for device, index in recipe.sources:
         out[index] = _jax.fetch(parts[device])
     return out
+
+
+def _lies_here(own: jax.sharding.Sharding, wanted: NamedSharding | None) -> bool:
+    """Whether an array on this process alone is meant as a global one, on a mesh of its own."""
+    return isinstance(own, NamedSharding) and (wanted is None or wanted.is_fully_addressable)
+
+
+def _named(own: jax.sharding.Sharding) -> NamedSharding:
+    if isinstance(own, NamedSharding):
+        return own
+    raise build(
+        SpecError,
+        where="leaf",
+        given=f"an array of sharding {own}",
+        rule="its host-local value is known for a NamedSharding only",
+        advice="pass mesh and specs, to which it is then resharded (this communicates)",
+    )
 
 
 def _keys_to_local(
@@ -186,16 +201,6 @@ def _missing(plan: Plan, fetch_missing: bool) -> ShapeError:
         f" chunks are on no device of process {plan.process}: {_abridged(missing)}",
         advice="fetching them from other processes is not there yet: reshard to a spec whose chunks"
         " are a full product on each process",
-    )
-
-
-def _no_layout(own: object) -> SpecError:
-    return build(
-        SpecError,
-        where="leaf",
-        given=f"an array of sharding {own}",
-        rule="its host-local value is known for a NamedSharding only",
-        advice="pass mesh and specs, to which it is then resharded (this communicates)",
     )
 
 

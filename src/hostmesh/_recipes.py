@@ -15,16 +15,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from . import _spec, _values
 from ._plan import Chunk, Index, Plan, Shape, plan
+from ._staging import POOLED_BYTES
 from ._topology import Topology
-
-# Smaller shards are copied by the runtime into memory of its own, larger ones by us into a buffer
-# of the pool: below this size an allocation costs less than the care of a buffer.
-POOLED_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, eq=False)
 class Inward:
-    """How leaves of one kind become global arrays. Devices, chunks and local indices go in step."""
+    """How leaves of one kind become global arrays. Devices, chunks and local indices go in step.
+
+    `direct`: the runtime copies the leaf's chunks as they are; otherwise we do, into memory of ours.
+    """
 
     plan: Plan
     aval: jax.core.ShapedArray
@@ -33,7 +33,7 @@ class Inward:
     devices: tuple[jax.Device, ...]
     chunks: tuple[Chunk, ...]
     indices: tuple[Index, ...]
-    pooled: bool
+    direct: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,11 +86,21 @@ def inward(
         devices=devices,
         chunks=tuple(placement.chunk for placement in placements),
         indices=tuple(placement.local_index for placement in placements),
-        # Only CPU devices take a host buffer as it is; others have staging of their own.
-        pooled=bool(devices)
-        and devices[0].platform == "cpu"
-        and layout.device_nbytes(native) >= POOLED_BYTES,
+        direct=dtype == native and _runtime_copies(layout, native, devices),
     )
+
+
+def _runtime_copies(layout: Plan, dtype: np.dtype[Any], devices: tuple[jax.Device, ...]) -> bool:
+    """Whether the runtime's own copy of a shard is the best one, or the only one needed.
+
+    Accelerators have staging memory of their own. A CPU device takes our buffer as it is, which is
+    quicker for large shards, whose memory we keep for reuse.
+    """
+    # JAX 0.10.2 and 0.12.0.1 fail ("bad_function_call") to copy shards, of whatever dtype and size,
+    # that some devices of a process share, unless all devices of the mesh do.
+    if len(layout.chunks()) < len(devices) and any(n > 1 for n in layout.chunk_counts):
+        return False
+    return not devices or devices[0].platform != "cpu" or layout.device_nbytes(dtype) < POOLED_BYTES
 
 
 @functools.lru_cache(maxsize=8192)

@@ -6,9 +6,11 @@ here when the last array on it is gone, as in PyTorch's caching host allocator.
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,8 @@ Buffer = npt.NDArray[np.uint8]
 
 # XLA's CPU client takes a host buffer without a copy where its address is a multiple of this.
 ALIGNMENT = 64
+# Below this size a fresh allocation costs less than the care of a buffer.
+POOLED_BYTES = 64 * 1024
 
 
 class _Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
@@ -71,9 +75,11 @@ def _aligned(nbytes: int) -> Buffer:
 _POOL = _Pool()
 
 
-def buffer(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
-    """An aligned C-ordered array of undefined contents, its memory back in the pool at its end."""
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+def buffer(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """A C-ordered array of undefined contents: a large one aligned, its memory the pool's."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < POOLED_BYTES:
+        return np.empty(shape, dtype)
     return np.ndarray(shape, dtype, buffer=_POOL.lease(nbytes))
 
 

@@ -20,7 +20,7 @@ def as_host_array(value: Any, where: str) -> HostArray:
     """A host value as a NumPy array, without a copy where it is one in memory.
 
     Takes NumPy arrays and scalars, Python numbers and lists of them, and what has `__array__`.
-    Raises `ShapeError` for strings, objects, masked arrays and dtypes that JAX does not have.
+    Raises `ShapeError` for strings, objects, masked arrays and integers beyond 64 bits.
     """
     if isinstance(value, np.ma.MaskedArray):
         raise build(
@@ -32,7 +32,7 @@ def as_host_array(value: Any, where: str) -> HostArray:
         )
     known = isinstance(value, np.ndarray | np.generic | bool | int | float | complex)
     if not (known or is_number_list(value) or hasattr(value, "__array__")):
-        raise _no_array(value, type(value).__name__, where)
+        raise _no_array(f"{type(value).__name__} {str(value)[:60]!r}", where)
     try:
         array: HostArray = np.asarray(value)
     except ValueError as error:  # a ragged list
@@ -53,27 +53,24 @@ def as_host_array(value: Any, where: str) -> HostArray:
             rule="its integers do not fit in 64 bits, the widest that JAX has",
             advice="scale or split them",
         )
-    try:
-        # Bit-field and structured dtypes, strings, dates: JAX knows none of them.
-        jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("="))
-    except TypeError:
-        raise _no_array(value, f"dtype {array.dtype}", where) from None
     return array
 
 
 @functools.lru_cache(maxsize=1024)
 def device_dtype(dtype: np.dtype[Any], x64: bool) -> np.dtype[Any]:
-    """The dtype that JAX gives a host dtype: native byte order, 32 bits wide without x64."""
+    """The dtype that JAX gives a host dtype: native byte order, 32 bits wide without x64.
+
+    Raises `ShapeError` for a dtype that JAX does not have.
+    """
     native = dtype.newbyteorder("=")
+    try:
+        jax.dtypes.canonicalize_dtype(native)
+    except TypeError:
+        raise _no_array(f"dtype {dtype}", "leaf") from None
     if x64 or native.kind not in "iufc":
         return native
     narrow = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
     return np.dtype(narrow.get(native.name, native))
-
-
-def is_plain(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype is one of NumPy's own that JAX has, so that no closer look is needed."""
-    return dtype.kind in "fiubc" and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
 
 
 def is_key(dtype: Any) -> bool:
@@ -141,11 +138,11 @@ def _loss(source: np.dtype[Any], target: np.dtype[Any], lost: list[str], where: 
     )
 
 
-def _no_array(value: Any, kind: str, where: str) -> ShapeError:
+def _no_array(given: str, where: str) -> ShapeError:
     return build(
         ShapeError,
         where=where,
-        given=f"{kind}: {str(value)[:60]!r}",
+        given=given,
         rule="a leaf is an array or a number of a dtype that JAX has",
         advice="send Python objects and strings with broadcast_object or allgather_object",
     )

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ._convert import is_spec, to_global, to_local
+from ._convert import to_global, to_local
 from ._trees import Matched
 
 
@@ -60,7 +60,7 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
         return to_global(local_inputs, global_mesh, pspecs)
     # JAX takes an array that is global already as it is, whatever its layout; so does this
     # function, by giving such a leaf its own sharding as spec.
-    matched = Matched(local_inputs, pspecs, is_spec, "host_local_array_to_global_array", "pspecs")
+    matched = Matched(local_inputs, pspecs, "host_local_array_to_global_array", "pspecs")
     leaves = zip(matched.leaves, matched.items, strict=True)
     own = [leaf.sharding if _is_global(leaf) else spec for leaf, spec in leaves]
     return to_global(local_inputs, global_mesh, matched.rebuild(own))
