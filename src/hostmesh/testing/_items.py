@@ -23,8 +23,22 @@ from ._run import shape_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ._report import Run
+
 _OPTIONS = ("processes", "devices", "timeout", "env")
 _JUDGED_BY_WORKERS = ("skipif", "xfail", "usefixtures")
+# Options whose work is done in the main process, as they are when not given.
+_KEPT_HERE: dict[str, Any] = {
+    **dict.fromkeys(("keyword", "markexpr"), ""),
+    **dict.fromkeys(("collectonly", "lf", "failedfirst", "stepwise"), False),
+    **dict.fromkeys(("looponfail", "usepdb", "trace", "hostmesh_strict"), False),
+    **dict.fromkeys(("setuponly", "setupshow", "setupplan"), False),
+    **dict.fromkeys(("deselect", "numprocesses", "xmlpath", "hostmesh_hosts"), None),
+    **dict.fromkeys(("tx", "cov_source"), ()),
+    "capture": "no",
+    "dist": "no",
+    "maxfail": 0,
+}
 _BASE = pytest.StashKey[Path]()
 _number = itertools.count()
 
@@ -33,7 +47,7 @@ class ClusterItem(pytest.Item):
     """Stands in for a marked test function."""
 
     def __init__(self, *, function: pytest.Function, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**kwargs)  # pyright: ignore[reportUnknownMemberType]
         self.own_markers = list(function.own_markers)
         self.keywords.update(function.keywords)
         self.extra_keyword_matches = set(function.extra_keyword_matches)
@@ -65,18 +79,8 @@ class ClusterItem(pytest.Item):
     def runtest(self) -> None:
         # A failure is written into the report, not raised: nothing here is to be debugged.
         self._verdict = None
-        steps: list[tuple[tuple[Any, ...], float]] = [
-            (("collect", str(self.path)), START_TIMEOUT),
-            (("test", self.nodeid, str(self._directory())), self._timeout),
-        ]
-        if not pool.has(self._shape):
-            steps.insert(0, (_session(self.config), START_TIMEOUT))
         try:
-            for message, timeout in steps:
-                run = pool.run(self._shape, message, timeout)
-                if not run.passed:
-                    break
-            self._verdict = verdict(self.config, run)
+            self._verdict = verdict(self.config, self._in_cluster())
         except ClusterError as error:
             self._verdict = Verdict("failed", str(error))
 
@@ -84,6 +88,18 @@ class ClusterItem(pytest.Item):
         """Makes pytest's report on `runtest` the report on the processes."""
         if report.when == "call" and self._verdict is not None:
             self._verdict.write(report)
+
+    def _in_cluster(self) -> Run:
+        """The run of this test, or of what comes before it where that failed."""
+        run = None
+        if not pool.has(self._shape):
+            run = pool.run(self._shape, _session(self.config), START_TIMEOUT)
+        if run is None or run.passed:
+            run = pool.run(self._shape, ("collect", str(self.path)), START_TIMEOUT)
+        if run.passed:
+            message = ("test", self.nodeid, str(self._directory()))
+            run = pool.run(self._shape, message, self._timeout)
+        return run
 
     def _directory(self) -> Path:
         name = re.sub(r"\W", "_", self.name)[:30]
@@ -101,7 +117,9 @@ def replace(items: list[pytest.Item]) -> int:
     for i, item in enumerate(items):
         if isinstance(item, pytest.Function) and item.get_closest_marker("multiprocess"):
             assert item.parent is not None
-            items[i] = ClusterItem.from_parent(item.parent, name=item.name, function=item)
+            items[i] = ClusterItem.from_parent(  # pyright: ignore[reportUnknownMemberType]
+                item.parent, name=item.name, function=item
+            )
             count += 1
     return count
 
@@ -110,18 +128,12 @@ def _session(config: pytest.Config) -> tuple[Any, ...]:
     """The task that opens a session in a worker, with the options of this run that hold there."""
     options = {name: value for name, value in vars(config.option).items() if _pickles(value)}
     private = tempfile.mkdtemp(dir=_base(config), prefix="session")
+    options |= _KEPT_HERE
     options |= {
         "rootdir": str(config.rootpath),
         "inifilename": str(config.inipath) if config.inipath else None,
         "basetemp": f"{private}/basetemp",
         "override_ini": [*(options.get("override_ini") or ()), f"cache_dir={private}/cache"],
-        # Which tests run, how often and until when is decided here ...
-        **{"keyword": "", "markexpr": "", "deselect": None, "lf": False, "failedfirst": False},
-        **{"maxfail": 0, "collectonly": False, "stepwise": False},
-        **{"numprocesses": None, "dist": "no", "tx": [], "looponfail": False},
-        # ... and so are capturing and reports.
-        **{"capture": "no", "usepdb": False, "trace": False, "xmlpath": None, "cov_source": []},
-        **{"setuponly": False, "setupshow": False, "setupplan": False, "hostmesh_strict": False},
     }
     return "session", options, list(config.args), str(config.invocation_params.dir)
 

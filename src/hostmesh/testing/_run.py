@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .._errors import ClusterError, SpecError, build
 from ._pool import Shape, pool
 from ._report import Done, Run, grouped, outputs, processes_text, unanswered
+from ._worker import dumps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,8 +42,8 @@ def run(
     """
     shape = shape_of(processes, devices, env)
     try:
-        import cloudpickle
-    except ImportError as error:
+        payload = dumps((function, tuple(args)))
+    except ModuleNotFoundError as error:
         raise build(
             ClusterError,
             where="hostmesh.testing.run",
@@ -50,7 +51,7 @@ def run(
             rule="functions and results travel between processes by cloudpickle",
             advice="pip install cloudpickle",
         ) from None
-    ended = pool.run(shape, ("call", cloudpickle.dumps((function, tuple(args)))), timeout)
+    ended = pool.run(shape, ("call", payload), timeout)
     answers = [
         (p, pickle.loads(e.payload)) for p, e in enumerate(ended.endings) if isinstance(e, Done)
     ]

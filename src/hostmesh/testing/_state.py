@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 
+_settings: Any = jax.config  # untyped
+
 
 @dataclass(frozen=True)
 class State:
@@ -19,7 +21,7 @@ class State:
 
     @classmethod
     def now(cls) -> State:
-        return cls(dict(jax.config.values), dict(os.environ), os.getcwd())
+        return cls(dict(_settings.values), dict(os.environ), os.getcwd())
 
     def restore(self) -> bool:
         """Puts everything back; `False` where that could not be done."""
@@ -28,9 +30,9 @@ class State:
             if dict(os.environ) != self.environment:
                 os.environ.clear()
                 os.environ.update(self.environment)
-            for name, value in jax.config.values.items():
+            for name, value in _settings.values.items():
                 if value is not self.config[name] and value != self.config[name]:
-                    jax.config.update(name, self.config[name])
+                    _settings.update(name, self.config[name])
             jax.set_mesh(None)
         except Exception:
             return False

@@ -51,7 +51,8 @@ def main(connection_number: int, stacks_number: int, parent: int) -> None:
     jax.distributed.initialize(
         member.coordinator, member.processes, member.process, initialization_timeout=JOIN_TIMEOUT
     )
-    jax.devices()  # all processes meet here once, so that no task pays for it
+    # All processes meet here once, so that no task pays for it.
+    jax.devices()  # pyright: ignore[reportUnknownMemberType]
     reply(connection, DONE)
     serve(connection, {"call": call, "session": lambda *data: _session(connection, *data)})
 
@@ -84,15 +85,20 @@ def call(payload: bytes) -> Answer:
 
     before = State.now()
     try:
-        import cloudpickle
-
         function, args = pickle.loads(payload)
-        failed, result = False, cloudpickle.dumps(function(*args))
+        failed, result = False, dumps(function(*args))
     except BaseException as error:
         frames = error.__traceback__ and error.__traceback__.tb_next  # not the one of this file
         text = "".join(traceback.format_exception(type(error), error, frames))
         failed, result = True, pickle.dumps(text)
     return Answer(failed, before.restore(), result)
+
+
+def dumps(value: object) -> bytes:
+    """Pickles a value, functions and classes that cannot be imported included."""
+    import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
+
+    return cloudpickle.dumps(value)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _session(connection: Connection[Any, Any], *data: Any) -> Answer | None:

@@ -22,6 +22,19 @@ _COUNT = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("hostmesh")
+    group.addoption(
+        "--hostmesh-strict",
+        action="store_true",
+        help="fail where a test reads an array that several hosts would have to hold, taking each "
+        "local device for a host",
+    )
+    group.addoption(
+        "--hostmesh-hosts",
+        type=int,
+        metavar="N",
+        help="the same, taking the local devices in N blocks for the devices of N hosts",
+    )
     parser.addini("hostmesh_timeout", "seconds that a multiprocess test may take", default="60")
 
 
@@ -59,6 +72,35 @@ def pytest_runtest_makereport(
         if isinstance(item, ClusterItem):
             item.write(report)
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    if not _strict(session.config):
+        return (yield)
+    from ._strict import guard
+
+    with guard(session.config.getoption("hostmesh_hosts")):
+        return (yield)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if not _strict(config) or config.getoption("numprocesses", None):
+        return
+    import jax
+
+    if jax.device_count() < 2:  # pyright: ignore[reportUnknownMemberType]
+        terminalreporter.write_line(
+            "hostmesh: --hostmesh-strict has checked nothing, for want of a second device: "
+            "set JAX_NUM_CPU_DEVICES=8 in the environment",
+            yellow=True,
+        )
+
+
+def _strict(config: pytest.Config) -> bool:
+    return bool(config.getoption("hostmesh_strict") or config.getoption("hostmesh_hosts"))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
