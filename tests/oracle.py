@@ -13,6 +13,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from meshes import KINDS, Kind, Spec, specs
@@ -122,14 +123,42 @@ class Layout:
         return seen
 
 
+def assert_shards(array: jax.Array, mesh: jax.sharding.Mesh, layout: Layout, value: Any) -> None:
+    """Every shard on this process is, bit for bit, the piece of `value` at its device's place."""
+    place = {device: at for at, device in np.ndenumerate(mesh.devices)}
+    mine = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
+    assert array.shape == value.shape
+    assert {shard.device for shard in array.addressable_shards} == set(mine)
+    for shard in array.addressable_shards:
+        piece = layout.piece(value, place[shard.device])
+        assert_bits_equal(shard.data, piece, (shard.device, layout))
+        assert value[shard.index].tobytes() == piece.tobytes(), "not JAX's own index"
+
+
 def ids(shape: tuple[int, ...]) -> np.ndarray:
     """A global value that tells every element from every other."""
     return np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
 
 
+def noise(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndarray:
+    """Random bits of a dtype: for floats all kinds of NaN, infinities and both zeros among them."""
+    rng, dtype = np.random.default_rng(seed), np.dtype(dtype)
+    size = int(np.prod(shape))
+    bits = {"float4": 4, "float6": 6}.get(dtype.name.partition("_")[0])
+    if dtype.name in ("bool", "int1", "int2", "int4", "uint1", "uint2", "uint4"):
+        values = rng.integers(-8, 8, size).astype(np.int8).astype(dtype)
+    elif bits:
+        values = rng.integers(0, 1 << bits, size).astype(np.uint8).view(dtype)
+    else:
+        values = np.frombuffer(rng.bytes(size * dtype.itemsize), dtype).copy()
+        if size and dtype.kind in "fc":
+            values[0], values[-1] = np.nan, -0.0
+    return values.reshape(shape)
+
+
 def assert_bits_equal(got: Any, expected: np.ndarray, what: object = "") -> None:
     """Same shape, dtype and bits: NaN payloads and the sign of zero count."""
-    got = np.asarray(got)
+    got = np.asarray(jax.device_get(got))
     assert got.shape == expected.shape, f"{what}: shape {got.shape}, expected {expected.shape}"
     native = expected.dtype.newbyteorder("=")
     assert got.dtype == native, f"{what}: dtype {got.dtype}, expected {native}"
