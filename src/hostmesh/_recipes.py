@@ -97,8 +97,10 @@ def _runtime_copies(layout: Plan, dtype: np.dtype[Any], devices: tuple[jax.Devic
     quicker for large shards, whose memory we keep for reuse.
     """
     # JAX 0.10.2 and 0.12.0.1 fail ("bad_function_call") to copy shards, of whatever dtype and size,
-    # that some devices of a process share, unless all devices of the mesh do.
-    if len(layout.chunks()) < len(devices) and any(n > 1 for n in layout.chunk_counts):
+    # that some devices of a process share, unless all devices of the mesh do. Empty shards lie at
+    # one place, as if they were shared.
+    shared = len(layout.chunks()) < len(devices) or 0 in layout.global_shape
+    if shared and any(n > 1 for n in layout.chunk_counts):
         return False
     return not devices or devices[0].platform != "cpu" or layout.device_nbytes(dtype) < POOLED_BYTES
 
