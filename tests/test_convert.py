@@ -467,8 +467,10 @@ def test_from_shards(public: bool) -> None:
     for _, kind, spec, layout in oracle.layouts():
         mesh = kind.mesh()
         place = {device: at for at, device in np.ndenumerate(mesh.devices)}
-        mine = jax.local_devices()
-        pieces = {device: layout.piece(value, place[device]) for device in mine}
+        pieces = [
+            jax.device_put(layout.piece(value, place[device]), device)
+            for device in reversed(jax.local_devices())
+        ]
         sharding = NamedSharding(mesh, P(*spec))
         array = hm.from_shards(SHAPE, sharding, pieces)
         assert array.sharding == sharding
