@@ -15,5 +15,7 @@ from ._outward import to_numpy as to_numpy
 from ._plan import Placement as Placement
 from ._plan import Plan as Plan
 from ._plan import plan as plan
+from ._shards import from_callback as from_callback
+from ._shards import from_shards as from_shards
 from ._topology import Topology as Topology
 from ._version import __version__ as __version__

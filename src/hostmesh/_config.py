@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -48,7 +48,7 @@ class Config:
         object.__setattr__(self, name, value)
 
     @contextlib.contextmanager
-    def set(self, **settings: Any) -> Iterator[None]:
+    def set(self, **settings: Any) -> Generator[None]:
         """Sets some settings for the length of a `with` block, in all threads."""
         before = {name: getattr(self, name, None) for name in settings}
         try:

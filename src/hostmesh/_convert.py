@@ -73,15 +73,16 @@ def to_global(
         )
     matched = Matched(local, specs, "to_global", "specs")
     shapes = _shapes_for(local, matched, global_shape)
-    mesh = _mesh_for(mesh, matched.items, "to_global")
+    mesh = mesh_for(mesh, matched.items, "to_global")
     x64 = _values.x64_enabled()
     results: list[Any] = []
-    sharding, last = None, matched  # no spec yet
+    sharding: Any = None
+    last: Any = matched  # no spec yet
     try:
         with _jax.explicit_transfers():
             for leaf, spec, shape in zip(matched.leaves, matched.items, shapes, strict=True):
                 if spec is not last:
-                    sharding, last = _sharding_for(mesh, spec), spec
+                    sharding, last = sharding_for(mesh, spec), spec
                 results.append(leaf_to_global(leaf, sharding, shape, x64, may_alias))
     except HostmeshError as error:
         raise at(error, _where("to_global", matched, len(results))) from error.__cause__
@@ -131,13 +132,13 @@ def to_local(
     """
     matched = Matched(arrays, specs, "to_local", "specs")
     if specs is not None or mesh is not None:
-        mesh = _mesh_for(mesh, matched.items, "to_local")
+        mesh = mesh_for(mesh, matched.items, "to_local")
     results: list[Any] = []
     sharding, last = None, None if specs is None and mesh is None else matched
     try:
         for leaf, spec in zip(matched.leaves, matched.items, strict=True):
             if spec is not last:
-                sharding, last = _sharding_for(mesh, spec), spec
+                sharding, last = sharding_for(mesh, spec), spec
             results.append(leaf_to_local(leaf, sharding, numpy, fetch_missing))
     except HostmeshError as error:
         raise at(error, _where("to_local", matched, len(results))) from error.__cause__
@@ -164,10 +165,10 @@ def _shapes_for(local: Tree, matched: Matched, global_shape: Tree) -> Sequence[S
     return [None if shape is None else tuple(shape) for shape in shapes]
 
 
-def _mesh_for(mesh: Mesh | None, specs: Sequence[Any], function: str) -> Mesh | None:
+def mesh_for(mesh: Mesh | None, specs: Sequence[Any], function: str) -> Mesh | None:
     """The mesh that was given, or that of the context where a spec needs one."""
     if mesh is not None:
-        if isinstance(mesh, Mesh):
+        if isinstance(mesh, Mesh):  # pyright: ignore[reportUnnecessaryIsInstance]
             return mesh
         raise build(
             SpecError,
@@ -189,9 +190,12 @@ def _mesh_for(mesh: Mesh | None, specs: Sequence[Any], function: str) -> Mesh | 
     return mesh
 
 
-def _sharding_for(mesh: Mesh | None, spec: Any) -> NamedSharding:
+def sharding_for(mesh: Mesh | None, spec: Any) -> NamedSharding:
+    """The sharding that one item of a tree of specs stands for."""
     if isinstance(spec, NamedSharding):
-        _recipes.sharding_for(spec.mesh, spec.spec)  # checked; the sharding itself may say more
+        _recipes.sharding_for(
+            _recipes.mesh_of(spec), spec.spec
+        )  # a check: what it has beside stays
         return spec
     if isinstance(spec, PartitionSpec) and mesh is not None:
         return _recipes.sharding_for(mesh, spec)

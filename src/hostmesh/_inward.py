@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from . import _jax, _recipes, _staging, _transforms, _values
@@ -22,7 +23,7 @@ def leaf_to_global(
     To be called within `_jax.explicit_transfers()`.
     """
     if type(leaf) is not np.ndarray or leaf.dtype.kind not in "fiub":
-        if isinstance(leaf, jax.core.Tracer):
+        if isinstance(leaf, Tracer):
             return _transforms.to_global_p.bind(
                 leaf, sharding=sharding, global_shape=global_shape, add=False
             )
@@ -78,7 +79,7 @@ def array_to_global(
 
 def _move(leaf: jax.Array, recipe: _recipes.Inward) -> list[jax.Array]:
     """The chunks of a local array on the devices that want them, from device to device."""
-    held: dict[Bounds, dict[jax.Device, jax.Array]] = {}
+    held: dict[Bounds, dict[_jax.Device, jax.Array]] = {}
     for shard in leaf.addressable_shards:
         held.setdefault(bounds(shard.index, leaf.shape), {})[shard.device] = shard.data
     whole: jax.Array | None = None
@@ -88,8 +89,7 @@ def _move(leaf: jax.Array, recipe: _recipes.Inward) -> list[jax.Array]:
         if wanted in held:
             part = held[wanted].get(device, next(iter(held[wanted].values())))
         else:
-            if whole is None:
-                whole = jax.device_put(leaf, device)
+            whole = jax.device_put(leaf, device) if whole is None else whole
             starts, stops = zip(*wanted, strict=True)
             part = jax.lax.slice(whole, starts, stops)
         parts.append(jax.device_put(part, device))
@@ -99,7 +99,7 @@ def _move(leaf: jax.Array, recipe: _recipes.Inward) -> list[jax.Array]:
 def _absent_to_global(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding, x64: bool) -> jax.Array:
     """The global array on a process that holds nothing of it."""
     process = jax.process_index()
-    if Topology.from_mesh(sharding.mesh).holds(process):
+    if Topology.from_mesh(_recipes.mesh_of(sharding)).holds(process):
         raise build(
             ShapeError,
             where="leaf",

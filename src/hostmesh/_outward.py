@@ -7,18 +7,19 @@ from typing import Any
 import jax
 import numpy as np
 import numpy.typing as npt
+from jax.core import Tracer
 from jax.sharding import NamedSharding
 
-from . import _jax, _recipes, _transforms, _values
+from . import _jax, _recipes, _transforms
 from ._errors import ShapeError, SpecError, build
-from ._plan import Bounds, Plan, bounds
+from ._plan import Bounds, Plan, abridged, bounds
 
 
 def leaf_to_local(
     leaf: Any, sharding: NamedSharding | None, numpy: bool, fetch_missing: bool
 ) -> Any:
     """The host-local value of one leaf; errors are placed at the leaf by callers."""
-    if isinstance(leaf, jax.core.Tracer):
+    if isinstance(leaf, Tracer):
         return _trace_to_local(leaf, sharding)
     if not isinstance(leaf, jax.Array):
         raise build(
@@ -30,7 +31,7 @@ def leaf_to_local(
             " process is host-local already",
         )
     dtype = leaf.dtype
-    if not isinstance(dtype, np.dtype):
+    if not isinstance(dtype, np.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]
         return _keys_to_local(leaf, sharding, numpy, fetch_missing)
     own = leaf.sharding
     if not isinstance(own, NamedSharding) or sharding is not own:
@@ -158,7 +159,7 @@ def _elsewhere(array: jax.Array, shards: dict[Bounds, Any]) -> ShapeError:
         where=f"to_numpy on process {jax.process_index()}",
         given=f"a global array of shape {array.shape} and sharding {array.sharding}",
         rule=f"{len(missing)} of its {len(every)} distinct shards are on no device of this process:"
-        f" {_abridged(missing)}",
+        f" {abridged(missing)}",
         advice="gather it with allgather (this communicates), or take this process's part with"
         " to_local",
     )
@@ -198,12 +199,7 @@ def _missing(plan: Plan, fetch_missing: bool) -> ShapeError:
         given=f"a global array of shape {plan.global_shape}"
         + (", fetch_missing=True" if fetch_missing else ""),
         rule=f"its host-local value here is of shape {plan.local_shape()}, and {len(missing)} of its"
-        f" chunks are on no device of process {plan.process}: {_abridged(missing)}",
+        f" chunks are on no device of process {plan.process}: {abridged(missing)}",
         advice="fetching them from other processes is not there yet: reshard to a spec whose chunks"
         " are a full product on each process",
     )
-
-
-def _abridged(places: list[Bounds]) -> str:
-    shown = (f"[{', '.join(f'{a}:{b}' for a, b in place)}]" for place in places[:4])
-    return ", ".join(shown) + (f" and {len(places) - 4} more" if len(places) > 4 else "")

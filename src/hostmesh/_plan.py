@@ -367,3 +367,13 @@ def bounds(index: Index, shape: Shape) -> Bounds:
     ((0, 3), (2, 4))
     """
     return tuple(cut.indices(size)[:2] for cut, size in zip(index, shape, strict=True))
+
+
+def abridged(places: Sequence[Bounds]) -> str:
+    """Places in words, the first few of them: for messages.
+
+    >>> abridged([((0, 3), (2, 4))] * 6)
+    '[0:3, 2:4], [0:3, 2:4], [0:3, 2:4], [0:3, 2:4] and 2 more'
+    """
+    shown = (f"[{', '.join(f'{a}:{b}' for a, b in place)}]" for place in places[:4])
+    return ", ".join(shown) + (f" and {len(places) - 4} more" if len(places) > 4 else "")

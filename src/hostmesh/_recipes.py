@@ -11,9 +11,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from . import _spec, _values
+from ._errors import SpecError, build
+from ._jax import Device
 from ._plan import Chunk, Index, Plan, Shape, plan
 from ._staging import POOLED_BYTES
 from ._topology import Topology
@@ -27,10 +30,10 @@ class Inward:
     """
 
     plan: Plan
-    aval: jax.core.ShapedArray
+    aval: ShapedArray
     sharding: NamedSharding
     dtype: np.dtype[Any]
-    devices: tuple[jax.Device, ...]
+    devices: tuple[Device, ...]
     chunks: tuple[Chunk, ...]
     indices: tuple[Index, ...]
     direct: bool
@@ -46,10 +49,10 @@ class Outward:
     """
 
     plan: Plan
-    aval: jax.core.ShapedArray
+    aval: ShapedArray
     sharding: NamedSharding | None
-    order: tuple[jax.Device, ...]
-    sources: tuple[tuple[jax.Device, Index], ...]
+    order: tuple[Device, ...]
+    sources: tuple[tuple[Device, Index], ...]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -57,6 +60,19 @@ def sharding_for(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
     """The sharding of a spec, checked before JAX sees it."""
     _spec.normalize(Topology.from_mesh(mesh), spec, rank=len(spec))
     return NamedSharding(mesh, spec)
+
+
+def mesh_of(sharding: NamedSharding) -> Mesh:
+    """The mesh of devices of a sharding; `SpecError` where it has an abstract one."""
+    if isinstance(sharding.mesh, Mesh):
+        return sharding.mesh
+    raise build(
+        SpecError,
+        where="leaf",
+        given=f"a NamedSharding on the abstract mesh {sharding.mesh}",
+        rule="values are placed on devices, and an abstract mesh has none",
+        advice="use the jax.sharding.Mesh itself",
+    )
 
 
 @functools.lru_cache(maxsize=8192)
@@ -68,19 +84,20 @@ def inward(
     x64: bool,
 ) -> Inward:
     """The recipe for host-local values of a shape and dtype on this process."""
+    mesh = mesh_of(sharding)
     layout = plan(
-        sharding.mesh,
+        mesh,
         sharding.spec,
         local_shape=local_shape,
         global_shape=global_shape,
         process=jax.process_index(),
     )
     placements = layout.placements()
-    devices = _devices_at(sharding.mesh, [placement.position for placement in placements])
+    devices = _devices_at(mesh, [placement.position for placement in placements])
     native = _values.device_dtype(dtype, x64)
     return Inward(
         plan=layout,
-        aval=jax.core.ShapedArray(layout.global_shape, native),
+        aval=ShapedArray(layout.global_shape, native),
         sharding=sharding,
         dtype=native,
         devices=devices,
@@ -90,7 +107,7 @@ def inward(
     )
 
 
-def _runtime_copies(layout: Plan, dtype: np.dtype[Any], devices: tuple[jax.Device, ...]) -> bool:
+def _runtime_copies(layout: Plan, dtype: np.dtype[Any], devices: tuple[Device, ...]) -> bool:
     """Whether the runtime's own copy of a shard is the best one, or the only one needed.
 
     Accelerators have staging memory of their own. A CPU device takes our buffer as it is, which is
@@ -108,12 +125,11 @@ def _runtime_copies(layout: Plan, dtype: np.dtype[Any], devices: tuple[jax.Devic
 @functools.lru_cache(maxsize=8192)
 def outward(sharding: NamedSharding, global_shape: Shape, dtype: np.dtype[Any]) -> Outward:
     """The recipe for global arrays of a shape and dtype on this process."""
-    layout = plan(
-        sharding.mesh, sharding.spec, global_shape=global_shape, process=jax.process_index()
-    )
+    mesh = mesh_of(sharding)
+    layout = plan(mesh, sharding.spec, global_shape=global_shape, process=jax.process_index())
     placements = layout.placements()
-    devices = _devices_at(sharding.mesh, [placement.position for placement in placements])
-    holding: dict[Chunk, list[jax.Device]] = {}
+    devices = _devices_at(mesh, [placement.position for placement in placements])
+    holding: dict[Chunk, list[Device]] = {}
     for placement, device in zip(placements, devices, strict=True):
         holding.setdefault(placement.chunk, []).append(device)
     local_shape = layout.local_shape()
@@ -122,9 +138,9 @@ def outward(sharding: NamedSharding, global_shape: Shape, dtype: np.dtype[Any]) 
         local_sharding = _local_sharding(layout, sharding, holding)
     return Outward(
         plan=layout,
-        aval=jax.core.ShapedArray(local_shape or (), dtype),
+        aval=ShapedArray(local_shape or (), dtype),
         sharding=local_sharding,
-        order=() if local_sharding is None else tuple(local_sharding.mesh.devices.flat),
+        order=() if local_sharding is None else tuple(mesh_of(local_sharding).devices.flat),
         sources=tuple((on[0], layout.local_index(chunk)) for chunk, on in holding.items()),
     )
 
@@ -134,15 +150,15 @@ def check_rank(sharding: NamedSharding, rank: int) -> None:
 
     A key's data has more dimensions than the key, and no spec may cut those.
     """
-    _spec.normalize(Topology.from_mesh(sharding.mesh), sharding.spec, rank)
+    _spec.normalize(Topology.from_mesh(mesh_of(sharding)), sharding.spec, rank)
 
 
 def _local_sharding(
-    layout: Plan, sharding: NamedSharding, holding: dict[Chunk, list[jax.Device]]
+    layout: Plan, sharding: NamedSharding, holding: dict[Chunk, list[Device]]
 ) -> NamedSharding:
     """A sharding over this process's devices under which each holds the chunk that it has."""
     if layout.is_subcube():
-        return NamedSharding(sharding.mesh.local_mesh, sharding.spec)
+        return NamedSharding(mesh_of(sharding).local_mesh, sharding.spec)
     # No subcube of the mesh: a mesh of the process's chunks instead, each as often as all are held.
     numbers = [sorted({chunk[i] for chunk in holding}) for i in range(len(layout.global_shape))]
     replicas = min(map(len, holding.values()))
@@ -154,6 +170,6 @@ def _local_sharding(
     return NamedSharding(Mesh(grid, (*names, "replicas")), PartitionSpec(*names))
 
 
-def _devices_at(mesh: Mesh, positions: list[int]) -> tuple[jax.Device, ...]:
+def _devices_at(mesh: Mesh, positions: list[int]) -> tuple[Device, ...]:
     flat = mesh.devices.reshape(-1)
     return tuple(flat[position] for position in positions)

@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
@@ -63,7 +64,7 @@ def add_over_processes(
         seen.add(chunk)
         parts.append(jax.device_put(part[np.newaxis], device))
     copies = math.prod(mesh.shape[name] for name in along)
-    aval = jax.core.ShapedArray((copies, *layout.global_shape), x.dtype)
+    aval = ShapedArray((copies, *layout.global_shape), x.dtype)
     return _sum_first(sharding)(_jax.assemble(aval, stacked, parts))
 
 
@@ -75,20 +76,20 @@ def _sum_first(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
 def _global_aval(x: Any, *, sharding: NamedSharding, global_shape: Shape | None, add: bool) -> Any:
     del add
     layout = plan(
-        sharding.mesh,
+        _recipes.mesh_of(sharding),
         sharding.spec,
         local_shape=x.shape,
         global_shape=global_shape,
         process=jax.process_index(),
     )
-    return jax.core.ShapedArray(layout.global_shape, x.dtype)
+    return ShapedArray(layout.global_shape, x.dtype)
 
 
 def _local_aval(x: Any, *, sharding: NamedSharding, added: bool) -> Any:
     del added
     process = jax.process_index()
-    layout = plan(sharding.mesh, sharding.spec, global_shape=x.shape, process=process)
-    return jax.core.ShapedArray(layout.local_shape() or (), x.dtype)
+    layout = plan(_recipes.mesh_of(sharding), sharding.spec, global_shape=x.shape, process=process)
+    return ShapedArray(layout.local_shape() or (), x.dtype)
 
 
 def _transpose_to_global(

@@ -6,6 +6,7 @@ import functools
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
@@ -75,7 +76,7 @@ def device_dtype(dtype: np.dtype[Any], x64: bool) -> np.dtype[Any]:
 
 def is_key(dtype: Any) -> bool:
     """Whether a dtype is that of typed PRNG keys."""
-    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def key_data_shape(keys: jax.ShapeDtypeStruct) -> tuple[jax.ShapeDtypeStruct, Any]:

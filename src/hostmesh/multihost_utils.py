@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.sharding import Mesh
 
 from ._convert import to_global, to_local
@@ -93,5 +94,5 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
 
 def _is_global(leaf: object) -> bool:
     return isinstance(leaf, jax.Array) and not (
-        isinstance(leaf, jax.core.Tracer) or leaf.is_fully_addressable
+        isinstance(leaf, Tracer) or leaf.is_fully_addressable
     )
