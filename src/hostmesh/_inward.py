@@ -82,14 +82,15 @@ def _move(leaf: jax.Array, recipe: _recipes.Inward) -> list[jax.Array]:
     held: dict[Bounds, dict[_jax.Device, jax.Array]] = {}
     for shard in leaf.addressable_shards:
         held.setdefault(bounds(shard.index, leaf.shape), {})[shard.device] = shard.data
-    whole: jax.Array | None = None
+    whole: Any = None
     parts: list[jax.Array] = []
     for device, index in zip(recipe.devices, recipe.indices, strict=True):
         wanted = bounds(index, leaf.shape)
         if wanted in held:
             part = held[wanted].get(device, next(iter(held[wanted].values())))
         else:
-            whole = jax.device_put(leaf, device) if whole is None else whole
+            if whole is None:
+                whole = jax.device_put(leaf, device)
             starts, stops = zip(*wanted, strict=True)
             part = jax.lax.slice(whole, starts, stops)
         parts.append(jax.device_put(part, device))
