@@ -1,0 +1,36 @@
+"""Importing hostmesh: at most 1.2x the time of importing JAX, and no backend initialised."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from _race import Row, main
+
+# The number of CPU devices can be set until a backend is initialised, and no longer.
+PROGRAM = """
+import time
+start = time.perf_counter()
+import {module}
+print(time.perf_counter() - start)
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+"""
+
+
+def seconds(module: str) -> float:
+    """The time of an import in a new interpreter; fails where it initialised a backend."""
+    command = [sys.executable, "-c", PROGRAM.format(module=module)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    return float(run.stdout)
+
+
+def measure(rounds: int) -> list[Row]:
+    for module in ("jax", "hostmesh"):
+        seconds(module)  # the file cache warms up
+    times = [(seconds("jax"), seconds("hostmesh")) for _ in range(rounds)]
+    return [Row("import", "JAX", *zip(*times, strict=True), bound=1 / 1.2)]
+
+
+if __name__ == "__main__":
+    main(measure, __doc__, rounds=15)
