@@ -6,9 +6,9 @@ import pickle
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._errors import ClusterError, SpecError, build
+from ._pickle import dumps
 from ._pool import Shape, pool
 from ._report import Done, Run, grouped, outputs, processes_text, unanswered
-from ._worker import dumps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

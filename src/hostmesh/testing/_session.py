@@ -36,6 +36,8 @@ def host(
         os.chdir(directory)
         # The main process has the terminal and the debugger.
         off = ["-p", "no:terminal", "-p", "no:debugging"]
+        # This process runs hostmesh already, which an installed plugin's files are not meant to be.
+        off += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]
         config = pytest.Config.fromdictargs(options, [*off, *args])
         config.pluginmanager.register(runner, NAME)
         config.hook.pytest_cmdline_main(config=config)

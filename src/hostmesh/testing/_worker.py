@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._cluster import member_from_environment
+from ._pickle import dumps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,13 +93,6 @@ def call(payload: bytes) -> Answer:
         text = "".join(traceback.format_exception(type(error), error, frames))
         failed, result = True, pickle.dumps(text)
     return Answer(failed, before.restore(), result)
-
-
-def dumps(value: object) -> bytes:
-    """Pickles a value, functions and classes that cannot be imported included."""
-    import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
-
-    return cloudpickle.dumps(value)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _session(connection: Connection[Any, Any], *data: Any) -> Answer | None:
