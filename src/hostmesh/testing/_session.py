@@ -10,14 +10,13 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ._state import State
-from ._worker import DONE, Answer, call, reply, serve
+from ._worker import DONE, Answer, call, error_text, reply, serve
 
 if TYPE_CHECKING:
     import warnings
@@ -41,10 +40,10 @@ def host(
         config = pytest.Config.fromdictargs(options, [*off, *args])
         config.pluginmanager.register(runner, NAME)
         config.hook.pytest_cmdline_main(config=config)
-    except BaseException:
+    except BaseException as error:
         if runner.started:
             raise
-        return Answer(True, False, pickle.dumps(traceback.format_exc()))
+        return Answer(True, False, pickle.dumps(error_text(error)))
     if runner.started:
         return None
     return Answer(True, False, pickle.dumps("pytest did not start; see the output"))
@@ -107,8 +106,8 @@ class Runner:
         self._reports, self._warnings = [], []
         try:
             session.perform_collect([path])
-        except BaseException:
-            return Answer(True, False, pickle.dumps(traceback.format_exc()))
+        except BaseException as error:
+            return Answer(True, False, pickle.dumps(error_text(error)))
         if not self._reports:
             self._collected.add(path)
         return self._answer(session.config, clean=not self._reports)
@@ -123,8 +122,8 @@ class Runner:
         try:
             # Without a next item all fixtures of the test end with it, whatever their scope.
             item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
-        except BaseException:  # pytest.exit, or an error in a plugin
-            return Answer(True, False, pickle.dumps(traceback.format_exc()))
+        except BaseException as error:  # pytest.exit, or an error in a plugin
+            return Answer(True, False, pickle.dumps(error_text(error)))
         return self._answer(session.config, clean=before.restore())
 
     def _answer(self, config: pytest.Config, *, clean: bool) -> Answer:
