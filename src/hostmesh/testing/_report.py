@@ -6,6 +6,7 @@ differ in nothing else are one.
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import re
 import signal
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _PROCESS = re.compile(r"\b(process(?:_index|_id)?|rank|host)(\W{0,3})\d+", re.IGNORECASE)
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
-_MACHINERY = re.compile(r"[/\\](_pytest|pluggy|hostmesh[/\\]testing)[/\\]")
+# Files between a worker's start and the code of a task.
+MACHINERY = re.compile(r"[/\\](_pytest|pluggy|hostmesh[/\\]testing)[/\\]|^<string>$")
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 
 
@@ -127,10 +129,10 @@ def stack_text(dump: str) -> str:
     others: list[str] = []
     for part in re.split(r"^(?=Thread |Current thread )", dump, flags=re.MULTILINE):
         frames = list(_FRAME.finditer(part))[::-1]
-        machinery = [i for i, m in enumerate(frames) if _MACHINERY.search(m["file"])]
-        if machinery:
-            main.append(_frames_text(frames[machinery[-1] + 1 :] or frames))
-        elif any(not m["file"].startswith((*_LIBRARIES, "<")) for m in frames):
+        own = list(itertools.dropwhile(lambda frame: MACHINERY.search(frame["file"]), frames))
+        if len(own) < len(frames):
+            main.append(_frames_text(own or frames))
+        elif not all(frame["file"].startswith(_LIBRARIES) for frame in frames):
             others.append("another thread:\n" + _frames_text(frames))
     return "\n".join(main + others) or dump
 

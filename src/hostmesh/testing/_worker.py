@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._cluster import member_from_environment
 from ._pickle import dumps
+from ._report import MACHINERY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,10 +90,16 @@ def call(payload: bytes) -> Answer:
         function, args = pickle.loads(payload)
         failed, result = False, dumps(function(*args))
     except BaseException as error:
-        frames = error.__traceback__ and error.__traceback__.tb_next  # not the one of this file
-        text = "".join(traceback.format_exception(type(error), error, frames))
-        failed, result = True, pickle.dumps(text)
+        failed, result = True, pickle.dumps(error_text(error))
     return Answer(failed, before.restore(), result)
+
+
+def error_text(error: BaseException) -> str:
+    """The traceback, from where the task's own code begins."""
+    frames = error.__traceback__
+    while frames is not None and MACHINERY.search(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
 
 
 def _session(connection: Connection[Any, Any], *data: Any) -> Answer | None:
