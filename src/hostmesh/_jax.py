@@ -13,13 +13,15 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jax.core import ShapedArray
 from jax.sharding import Mesh, Sharding
 
 PUBLIC_API = os.environ.get("HOSTMESH_PUBLIC_API", "") not in ("", "0")
 
 # A part as a device takes it: a NumPy array, or an array on one device.
 Part: TypeAlias = Any
-Device: TypeAlias = jax.Device
+# A `jax.Device`, which JAX's annotations give as a variable and not as a type.
+Device: TypeAlias = Any
 
 _put: Any = None
 _during_call: Any = None
@@ -31,7 +33,7 @@ if not PUBLIC_API:
         from jax._src import config as _config
         from jax._src import mesh as _mesh
         from jax._src.array import ArrayImpl as _ArrayImpl
-        from jax._src.lib import xla_client as _xc
+        from jax._src.lib import xla_client as _xc  # pyright: ignore[reportPrivateImportUsage]
 
         _during_call = _xc.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
         _put, _array_impl = _xc.batched_device_put, _ArrayImpl
@@ -42,7 +44,7 @@ if not PUBLIC_API:
 
 
 def put(
-    aval: jax.core.ShapedArray,
+    aval: ShapedArray,
     sharding: Sharding,
     parts: Sequence[Part],
     devices: Sequence[Device],
@@ -69,9 +71,7 @@ def explicit_transfers() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if _put_scope is None else _put_scope()
 
 
-def assemble(
-    aval: jax.core.ShapedArray, sharding: Sharding, arrays: Sequence[jax.Array]
-) -> jax.Array:
+def assemble(aval: ShapedArray, sharding: Sharding, arrays: Sequence[jax.Array]) -> jax.Array:
     """The global array made of arrays on this process's devices, each of the shard's shape."""
     return jax.make_array_from_single_device_arrays(
         aval.shape, sharding, list(arrays), dtype=aval.dtype
@@ -79,7 +79,7 @@ def assemble(
 
 
 def assemble_in_order(
-    aval: jax.core.ShapedArray, sharding: Sharding, arrays: Sequence[jax.Array]
+    aval: ShapedArray, sharding: Sharding, arrays: Sequence[jax.Array]
 ) -> jax.Array:
     """`assemble` without its checks, for arrays in the order of the sharding's own devices."""
     if _array_impl is None or not arrays:
@@ -113,3 +113,64 @@ def mesh_in_context() -> Mesh | None:
 
         mesh = pxla.thread_resources.env.physical_mesh
     return None if mesh.empty else mesh
+
+
+_runtime: Any = None
+_cluster_env: Any = None
+_backends_started: Any = None
+if not PUBLIC_API:
+    try:
+        from jax._src import xla_bridge as _xla_bridge
+        from jax._src.clusters import ClusterEnv as _ClusterEnv
+        from jax._src.distributed import global_state as _global_state
+
+        _runtime, _cluster_env = _global_state, _ClusterEnv
+        _backends_started = _xla_bridge.backends_are_initialized
+    except (ImportError, AttributeError):
+        _runtime = None
+
+
+def coordination_client() -> Any:
+    """The client of JAX's coordination service, or `None` where there is none or none to be had."""
+    return None if _runtime is None else _runtime.client
+
+
+def place() -> tuple[int, int, str | None]:
+    """This process, the number of processes, and the coordinator's address where it is known."""
+    if _runtime is None:
+        return jax.process_index(), jax.process_count(), None
+    return _runtime.process_id, _runtime.num_processes, _runtime.coordinator_address
+
+
+def detected_cluster() -> str | None:
+    """The name of the detector by which `jax.distributed.initialize` would find its cluster."""
+    if _cluster_env is None:
+        marks = {"ompi": "OMPI_MCA_orte_hnp_uri", "slurm": "SLURM_STEP_NODELIST"}
+        return next((name for name, variable in marks.items() if variable in os.environ), None)
+    kinds = (kind for kind in _cluster_env._cluster_types if not kind.opt_in_only_method)
+    kind = next((kind for kind in kinds if kind.is_env_present()), None)
+    return None if kind is None else kind.name or kind.__name__
+
+
+def backends_started() -> bool:
+    """Whether a backend is up. Without private names `False`: JAX then says so itself, if late."""
+    return _backends_started is not None and _backends_started()
+
+
+_abandoned: list[Any] = []
+
+
+def abandon_runtime() -> None:
+    """Keeps JAX from its own shutdown at exit, which waits for all processes to do the same.
+
+    The objects stay alive, as their destructors would do it, too. Without private names it does
+    nothing, and JAX's time-out for the shutdown is the bound.
+    """
+    if _runtime is None:
+        return
+    _abandoned.append((_runtime.client, _runtime.service, _runtime.preemption_sync_manager))
+    _runtime.client = _runtime.service = _runtime.preemption_sync_manager = None
+
+
+# The logger on which JAX announces each backend before it starts it.
+BACKEND_LOGGER = "jax._src.xla_bridge"
