@@ -1,0 +1,41 @@
+"""The examples of all public names, in every process of a cluster of 4 processes x 2 devices.
+
+`pytest --doctest-modules src` runs them in one process.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import hostmesh
+from hostmesh import multihost_utils
+from hostmesh.testing import run_doctests
+
+ALONE = {"hostmesh.initialize"}  # whose example shows one process alone
+
+
+def public() -> dict[str, object]:
+    """Public functions and classes by name, and the classes of public objects."""
+    things = {
+        f"{module.__name__}.{name}": thing
+        if inspect.isroutine(thing) or inspect.isclass(thing)
+        else type(thing)
+        for module in (hostmesh, multihost_utils)
+        for name, thing in vars(module).items()
+        if not name.startswith("_")
+    }
+    return {
+        name: thing for name, thing in things.items() if thing.__module__.startswith("hostmesh")
+    }
+
+
+PUBLIC = public()
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC.keys() - ALONE))
+def test_examples_in_four_processes(name: str) -> None:
+    examples = run_doctests(PUBLIC[name])
+    if inspect.isroutine(PUBLIC[name]):
+        assert examples > 0
