@@ -10,7 +10,7 @@ import numpy.typing as npt
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
-from . import _jax, _recipes, _transforms
+from . import _jax, _recipes, _transforms, _values
 from ._errors import ShapeError, SpecError, build
 from ._plan import Bounds, Plan, abridged, bounds
 
@@ -21,15 +21,7 @@ def leaf_to_local(
     """The host-local value of one leaf; errors are placed at the leaf by callers."""
     if isinstance(leaf, Tracer):
         return _trace_to_local(leaf, sharding)
-    if not isinstance(leaf, jax.Array):
-        raise build(
-            ShapeError,
-            where="leaf",
-            given=f"{type(leaf).__name__}: {str(leaf)[:60]!r}",
-            rule="the host-local value is taken out of a global jax.Array",
-            advice="pass the result of to_global or of a jitted function; a NumPy value on this"
-            " process is host-local already",
-        )
+    _check_array(leaf, "leaf")
     dtype = leaf.dtype
     if not isinstance(dtype, np.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]
         return _keys_to_local(leaf, sharding, numpy, fetch_missing)
@@ -39,8 +31,11 @@ def leaf_to_local(
             return to_numpy(leaf) if numpy else leaf  # host-local already
         if sharding is None:
             sharding = _named(own)
-        elif not own.is_equivalent_to(sharding, leaf.ndim):
-            leaf = _reshard(leaf, sharding)
+        else:
+            if len(sharding.spec) > leaf.ndim:
+                _recipes.check_rank(sharding, leaf.ndim)  # raises; JAX's comparison would fail bare
+            if not own.is_equivalent_to(sharding, leaf.ndim):
+                leaf = _reshard(leaf, sharding)
     recipe = _recipes.outward(sharding, leaf.shape, dtype)
     if not recipe.sources:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
@@ -77,13 +72,7 @@ def _keys_to_local(
     keys: jax.Array, sharding: NamedSharding | None, numpy: bool, fetch_missing: bool
 ) -> Any:
     if numpy:
-        raise build(
-            ShapeError,
-            where="leaf",
-            given=f"PRNG keys of dtype {keys.dtype} with numpy=True",
-            rule="NumPy has no dtype for keys",
-            advice="take jax.random.key_data(keys) first, or leave numpy=True out",
-        )
+        raise _no_numpy(keys, "leaf")
     if sharding is not None:
         _recipes.check_rank(sharding, keys.ndim)
     data = leaf_to_local(jax.random.key_data(keys), sharding, numpy, fetch_missing)
@@ -112,6 +101,9 @@ def to_numpy(array: jax.Array, *, out: npt.NDArray[Any] | None = None) -> npt.ND
     >>> hostmesh.to_numpy(jnp.arange(3))
     array([0, 1, 2], dtype=int32)
     """
+    _check_array(array, "to_numpy")
+    if _values.is_key(array.dtype):
+        raise _no_numpy(array, "to_numpy")
     if out is not None and (out.shape != array.shape or out.dtype != array.dtype):
         raise build(
             ShapeError,
@@ -137,7 +129,31 @@ def is_locally_complete(array: jax.Array) -> bool:
     >>> hostmesh.is_locally_complete(jnp.arange(3))
     True
     """
-    return _covers(array, _distinct_shards(array))
+    _check_array(array, "is_locally_complete")
+    data = jax.random.key_data(array) if _values.is_key(array.dtype) else array
+    return _covers(data, _distinct_shards(data))
+
+
+def _check_array(value: object, where: str) -> None:
+    if not isinstance(value, jax.Array):
+        raise build(
+            ShapeError,
+            where=where,
+            given=f"{type(value).__name__}: {str(value)[:60]!r}",
+            rule="the values are taken out of a jax.Array",
+            advice="pass the result of to_global or of a jitted function; a NumPy value on this"
+            " process is host-local already",
+        )
+
+
+def _no_numpy(keys: jax.Array, where: str) -> ShapeError:
+    return build(
+        ShapeError,
+        where=where,
+        given=f"PRNG keys of dtype {keys.dtype}, wanted in NumPy",
+        rule="NumPy has no dtype for keys",
+        advice="take jax.random.key_data(keys) first, or to_local(keys) for keys on devices",
+    )
 
 
 def _distinct_shards(array: jax.Array) -> dict[Bounds, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -179,6 +179,16 @@ def from_shards(
             _recipes.inward(sharding, None, np.dtype(bool), shape, x64=True)
         except HostmeshError as error:
             raise at(error, where) from None
+    if foreign := [
+        type(x).__name__ for x in cast("Sequence[object]", shards) if not isinstance(x, jax.Array)
+    ]:
+        raise build(
+            ShapeError,
+            where=where,
+            given=f"shards of type {', '.join(sorted(set(foreign)))}",
+            rule="shards are jax.Arrays, each on the device where it is to stay",
+            advice="place them with jax.device_put(shard, device), or use from_callback",
+        )
     held = [next(iter(shard.devices())) for shard in shards if len(shard.devices()) == 1]
     needed = sharding.addressable_devices
     problems = [
