@@ -10,6 +10,7 @@ from ._errors import HostmeshError as HostmeshError
 from ._errors import ShapeError as ShapeError
 from ._errors import SpecError as SpecError
 from ._errors import StragglerError as StragglerError
+from ._initialize import initialize as initialize
 from ._outward import is_locally_complete as is_locally_complete
 from ._outward import to_numpy as to_numpy
 from ._plan import Placement as Placement

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +36,18 @@ class Member:
             DEVICES: str(self.devices),
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": str(self.devices),
+            **_without_proxy(),
         }
+
+
+def _without_proxy() -> dict[str, str]:
+    """Keeps loopback off a proxy, to which gRPC would else go, for ever, and JAX's warning of it."""
+    names = {name.lower(): value for name, value in os.environ.items() if value}
+    if not names.keys() & {"grpc_proxy", "https_proxy", "http_proxy"}:
+        return {}
+    exceptions = names.get("no_grpc_proxy") or names.get("no_proxy")
+    listed = ",".join(filter(None, [exceptions, "127.0.0.1"]))
+    return {"no_grpc_proxy": listed, "JAX_CHECK_PROXY_ENVS": "0"}
 
 
 def members(devices: Sequence[int], *, port: int | None = None) -> list[Member]:
@@ -56,7 +69,16 @@ def member_from_environment(environment: Mapping[str, str] = os.environ) -> Memb
 
 
 def free_port() -> int:
-    """A TCP port that was free on loopback a moment ago."""
+    """A TCP port that was free on loopback a moment ago.
+
+    It is below the ports that systems hand out by themselves, so that no connection takes it
+    between now and the coordinator's start.
+    """
+    draw = random.SystemRandom()  # neither moves the program's random numbers nor follows its seed
+    for port in (draw.randrange(20000, 32768) for _ in range(100)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -7,7 +7,9 @@ Checked on JAX 0.10.2 and 0.12.0.1.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -109,9 +111,11 @@ def mesh_in_context() -> Mesh | None:
     if mesh.empty and _thread_resources is not None:
         mesh = _thread_resources.env.physical_mesh
     elif mesh.empty:
-        from jax.interpreters import pxla  # deprecated, and the only public way
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # no other public way yet
+            from jax.interpreters import pxla
 
-        mesh = pxla.thread_resources.env.physical_mesh
+            mesh = pxla.thread_resources.env.physical_mesh
     return None if mesh.empty else mesh
 
 
@@ -157,20 +161,68 @@ def backends_started() -> bool:
     return _backends_started is not None and _backends_started()
 
 
-_abandoned: list[Any] = []
-
-
 def abandon_runtime() -> None:
     """Keeps JAX from its own shutdown at exit, which waits for all processes to do the same.
 
-    The objects stay alive, as their destructors would do it, too. Without private names it does
-    nothing, and JAX's time-out for the shutdown is the bound.
+    The objects outlive the interpreter, as their destructors wait, too. Without private names it
+    does nothing, and JAX's time-out for the shutdown is the bound.
     """
-    if _runtime is None:
-        return
-    _abandoned.append((_runtime.client, _runtime.service, _runtime.preemption_sync_manager))
-    _runtime.client = _runtime.service = _runtime.preemption_sync_manager = None
+    if _runtime is not None:
+        kept = (_runtime.client, _runtime.service, _runtime.preemption_sync_manager)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        _runtime.client = _runtime.service = _runtime.preemption_sync_manager = None
 
 
 # The logger on which JAX announces each backend before it starts it.
 BACKEND_LOGGER = "jax._src.xla_bridge"
+
+
+class Store:
+    """The key-value store of JAX's coordination service; every call is one round trip."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def set_once(self, key: str, value: bytes) -> bool:
+        """Sets a key that has no value yet; `False` where it had one, which stays."""
+        try:
+            self._client.key_value_set_bytes(key, value)
+        except jax.errors.JaxRuntimeError as error:
+            if "ALREADY_EXISTS" in str(error):
+                return False
+            raise
+        return True
+
+    def get(self, key: str, seconds: float) -> bytes | None:
+        """Waits for the value of a key; `None` when the time is up."""
+        try:
+            milliseconds = max(1, int(seconds * 1000))
+            return self._client.blocking_key_value_get_bytes(key, milliseconds)
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" in str(error):
+                return None
+            raise
+
+    def peek(self, key: str) -> bytes | None:
+        """The value of a key where it has one."""
+        try:
+            return self._client.key_value_try_get_bytes(key)
+        except jax.errors.JaxRuntimeError as error:
+            if "NOT_FOUND" in str(error):
+                return None
+            raise
+
+    def list(self, folder: str) -> dict[str, bytes]:
+        """All that lies under a folder (a prefix that ends with a slash), by its name there."""
+        found = self._client.key_value_dir_get_bytes(folder)
+        return {key.removeprefix(folder): value for key, value in found}
+
+    def delete(self, folder: str) -> None:
+        """Deletes a folder with all that lies under it."""
+        self._client.key_value_delete(folder)
+
+
+def store() -> Store | None:
+    """The store, or `None` where there is no coordination service or no way to it."""
+    client = coordination_client()
+    return None if client is None else Store(client)

@@ -1,0 +1,122 @@
+"""The command `hostmesh`. A command is imported when it runs, and so is what it needs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from ._version import __version__
+
+# name -> where its click command is, and its line in `hostmesh --help`, which imports none of them.
+_ELSEWHERE = {"demo": ("hostmesh._demo:command", "Show what hostmesh does, on this machine.")}
+
+
+class _Group(click.Group):
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = _ELSEWHERE[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_ELSEWHERE])
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = {name: line for name, (_, line) in _ELSEWHERE.items()}
+        rows.update({name: command.get_short_help_str() for name, command in self.commands.items()})
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(rows.items()))
+
+
+@click.group(cls=_Group)
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def main() -> None:
+    """Host-local values to global JAX arrays and back, on any mesh of several processes."""
+
+
+def _devices(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+    try:
+        devices = tuple(int(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(
+            f"{value!r} is no number, nor numbers with commas between"
+        ) from None
+    if min(devices) < 1:
+        raise click.BadParameter(f"{value!r}: each process has at least 1 device")
+    return devices
+
+
+@main.command(
+    short_help="Run a script in several processes that form one JAX cluster.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option("-n", "processes", type=click.IntRange(min=1), help="Processes.  [default: 2]")
+@click.option(
+    "-d",
+    "devices",
+    callback=_devices,
+    metavar="D[,D...]",
+    default="1",
+    show_default=True,
+    help="CPU devices of each process; 2,2,1,1 gives each its own number.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="End the run after S seconds, with the Python stacks of all processes and status 124.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    metavar="P",
+    help="Port of the coordinator on 127.0.0.1.  [default: a free one]",
+)
+@click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in python -m.")
+@click.option("--verbose", is_flag=True, help="Show the lines that every JAX run has, too.")
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(
+    processes: int | None,
+    devices: tuple[int, ...],
+    timeout: float | None,
+    port: int | None,
+    module: bool,
+    verbose: bool,
+    script: str,
+    args: tuple[str, ...],
+) -> None:
+    """Run SCRIPT in several processes that form one JAX cluster on this machine.
+
+    SCRIPT calls hostmesh.initialize() first. Each line of output is shown behind the number of its
+    process. The first process to fail ends the others, and its exit status (128 + n for signal n)
+    is that of this command.
+
+    \b
+    hostmesh run -n 4 -d 2 train.py --steps 10
+    hostmesh run -n 4 -d 2,2,1,1 -m package.train
+    """
+    from . import _run
+
+    if processes is None:
+        processes = len(devices) if len(devices) > 1 else 2
+    if len(devices) not in (1, processes):
+        raise click.BadParameter(
+            f"{len(devices)} numbers of devices for {processes} processes; give one, or {processes}",
+            param_hint="-d",
+        )
+    if not module and not Path(script).exists():
+        raise click.BadParameter(f"{script!r} does not exist", param_hint="SCRIPT")
+    each = devices if len(devices) == processes else devices * processes
+    command = [sys.executable, *(["-m"] if module else []), script, *args]
+    result = _run.run(command, each, timeout=timeout, port=port, verbose=verbose)
+    if text := _run.summary(result):
+        click.echo(text, err=True)
+    if result.status == _run.UNREAD:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left cannot be flushed at exit
+    sys.exit(result.status)

@@ -1,0 +1,383 @@
+"""The launcher: starts the processes of a local cluster, shows their output, and ends them together.
+
+Plain processes under a plain `python`: nothing runs in them but the program, so that `sys.argv`,
+`__main__` and tracebacks are those of the program run alone. No part of this file needs JAX.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import queue
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+from ._cluster import members
+
+GRACE = 5.0  # seconds from the request to end (SIGTERM, or the forwarded signal) to SIGKILL
+TIMED_OUT = 124  # the status that coreutils' `timeout` gives
+UNREAD = 128 + signal.SIGPIPE  # the output was closed, by `head` for one
+_LAST_LINES = 20
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FORWARDED = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
+
+# Lines of JAX's C++ side that every run has and that say nothing about the program. Several threads
+# write the first at a time, so that its parts may come in any order.
+_NOISE = re.compile(
+    rb"(\[Gloo\] Rank |\d+ is connected to \d+ peer ranks\. "
+    rb"Expected number of connected peer ranks is : \d+)+\s*$"
+    rb"|W.*preemption_notifier\.cc.*SIGTERM caught"
+)
+# Frames of a C++ stack: printed, but not among the last lines, which they would fill.
+_FRAME = re.compile(r"\s+@ +0x")
+
+# Holds the other end of a pipe from the launcher. When the launcher dies, by SIGKILL even, the pipe
+# ends and the guard ends the process groups that are left. A parent-death signal would reach the
+# processes but not their children, and exists on Linux only.
+_GUARD = """
+import os, signal, sys
+groups = set()
+for line in sys.stdin:
+    groups ^= {int(line)}
+for group in groups:
+    try: os.killpg(group, signal.SIGKILL)
+    except OSError: pass
+"""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How one process ended: `status` as a shell has it (128 + n for signal n), `seconds` after
+    the start; `stopped` if that was after the launcher had begun to end the run."""
+
+    process: int
+    status: int
+    seconds: float
+    stopped: bool
+    last_lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended: the processes in order, and which failed first by time, if one did.
+
+    `status` is the run's own: the first failure's, 124 after a time-out, 128 + n after signal n.
+    """
+
+    exits: tuple[Exit, ...]
+    first_failure: Exit | None
+    status: int
+    seconds: float
+
+
+def run(
+    command: Sequence[str],
+    devices: Sequence[int],
+    *,
+    timeout: float | None = None,
+    port: int | None = None,
+    environment: Mapping[str, str] | None = None,
+    output: BinaryIO | None = None,
+    verbose: bool = False,
+) -> Result:
+    """Runs `command` in `len(devices)` processes, process p with `devices[p]` CPU devices.
+
+    Each line that they print goes to `output` (by default the standard output) behind its process's
+    number. The first failure, a `timeout` in seconds or a signal ends all of them: SIGTERM (or the
+    signal itself), then SIGKILL after five seconds. A second signal does so at once. Processes that
+    they started in turn are ended too, and all are when this process is killed.
+
+    `environment` is added to the inherited one. The programs call `hostmesh.initialize()` to join.
+    Raises `OSError` when the command cannot be started. Does not communicate itself.
+
+    >>> import sys
+    >>> run([sys.executable, "-c", "raise SystemExit(3)"], [1, 1]).status
+    3
+    """
+    events: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+    printer = _Printer(output or sys.stdout.buffer, len(devices), verbose)
+    places = members(devices, port=port)
+    start = time.monotonic()
+    with _forwarding(events), _guard() as guard:
+        children: list[_Child] = []
+        try:
+            for place in places:
+                env = {
+                    **os.environ,
+                    "PYTHONUNBUFFERED": "1",
+                    "PYTHONFAULTHANDLER": "1",  # a SIGABRT, or a crash, prints Python's stacks
+                    **place.environment(),
+                    **(environment or {}),
+                }
+                children.append(_Child(place.process, command, env, printer, events, guard))
+            return _watch(children, events, printer, start, timeout)
+        finally:
+            for child in children:
+                child.send(signal.SIGKILL)
+            for child in children:
+                child.join()
+
+
+def _watch(
+    children: Sequence[_Child],
+    events: queue.SimpleQueue[tuple[str, int]],
+    printer: _Printer,
+    start: float,
+    timeout: float | None,
+) -> Result:
+    exits: dict[int, Exit] = {}
+    first: Exit | None = None
+    status = 0
+    ending = False
+    deadline = float("inf") if timeout is None else start + timeout
+
+    def tell(number: signal.Signals) -> float:
+        for child in children:
+            if child.process not in exits:
+                child.send(number)
+        return time.monotonic() + GRACE
+
+    while len(exits) < len(children):
+        try:
+            wait = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
+            kind, value = events.get(timeout=wait)
+        except queue.Empty:
+            if ending:
+                deadline = tell(signal.SIGKILL)
+            else:
+                ending, status = True, TIMED_OUT
+                printer.hold()
+                for child in children:
+                    child.no_core()
+                deadline = tell(signal.SIGABRT)
+            continue
+        if kind == "exit":
+            code = children[value].code
+            exits[value] = Exit(value, code, time.monotonic() - start, ending, ())
+            if code and not ending:
+                ending, status, first = True, code, exits[value]
+                deadline = tell(signal.SIGTERM)
+        elif value not in _ENDING and kind == "signal":
+            tell(signal.Signals(value))
+        elif ending:
+            deadline = tell(signal.SIGKILL)
+        else:
+            ending, status = True, 128 + value
+            # Nobody reads on: that is no signal of its own to the processes.
+            deadline = tell(signal.Signals(value) if kind == "signal" else signal.SIGTERM)
+    for child in children:
+        child.join()
+    printer.release()
+    done = [replace(exits[p], last_lines=tuple(lines)) for p, lines in enumerate(printer.last)]
+    return Result(tuple(done), first and done[first.process], status, time.monotonic() - start)
+
+
+class _Child:
+    """One process, in a session and process group of its own, and the two threads that follow it."""
+
+    def __init__(
+        self,
+        process: int,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        printer: _Printer,
+        events: queue.SimpleQueue[tuple[str, int]],
+        guard: _Guard,
+    ) -> None:
+        self.process = process
+        self.code = 0
+        self._popen = subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        guard.toggle(self._popen.pid)
+        self._threads = [
+            threading.Thread(target=self._read, args=(printer, events), daemon=True),
+            threading.Thread(target=self._wait, args=(events, guard), daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a zombie
+            if self._popen.returncode is None:
+                os.killpg(self._popen.pid, number)
+
+    def no_core(self) -> None:
+        if hasattr(resource, "prlimit"):
+            with suppress(OSError):
+                hard = resource.prlimit(self._popen.pid, resource.RLIMIT_CORE)[1]
+                resource.prlimit(self._popen.pid, resource.RLIMIT_CORE, (0, hard))
+
+    def join(self) -> None:
+        # Bounded: a process that left the group on purpose may hold the pipe for as long as it likes.
+        for thread in self._threads:
+            thread.join(GRACE)
+
+    def _wait(self, events: queue.SimpleQueue[tuple[str, int]], guard: _Guard) -> None:
+        code = self._popen.wait()
+        self.code = code if code >= 0 else 128 - code
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, signal.SIGKILL)  # what it started and left behind
+        guard.toggle(self._popen.pid)
+        events.put(("exit", self.process))
+
+    def _read(self, printer: _Printer, events: queue.SimpleQueue[tuple[str, int]]) -> None:
+        stream = self._popen.stdout
+        assert stream is not None
+        with stream:
+            for line in stream:
+                try:
+                    printer.line(self.process, line)
+                except OSError:
+                    events.put(("unread", signal.SIGPIPE))  # and read on: a full pipe blocks it
+
+
+class _Printer:
+    """Writes lines of all processes to one output, whole, and remembers the last of each."""
+
+    def __init__(self, output: BinaryIO, processes: int, verbose: bool) -> None:
+        self._output = output
+        self._verbose = verbose
+        self._lock = threading.Lock()
+        self._broken = False
+        self._held: list[list[bytes]] | None = None
+        self.last = [collections.deque[str](maxlen=_LAST_LINES) for _ in range(processes)]
+        self._prefixes = list(
+            _prefixes(processes, output.isatty() and "NO_COLOR" not in os.environ)
+        )
+
+    def line(self, process: int, line: bytes) -> None:
+        if not self._verbose and _NOISE.match(line):
+            return
+        text = line.decode(errors="replace").rstrip()
+        if not _FRAME.match(text):
+            self.last[process].append(text)
+        line = self._prefixes[process] + line.removesuffix(b"\n") + b"\n"
+        with self._lock:
+            if self._held is not None:
+                self._held[process].append(line)
+            else:
+                self._write([line])
+
+    def hold(self) -> None:
+        """From here on the lines are kept, to be written process by process on `release`."""
+        with self._lock:
+            self._held = [[] for _ in self.last]
+
+    def release(self) -> None:
+        with self._lock:
+            held, self._held = self._held or [], None
+            with suppress(OSError):
+                self._write(line for lines in held for line in lines)
+
+    def _write(self, lines: Iterable[bytes]) -> None:
+        if self._broken:
+            return
+        self._broken = True  # said once, by the error itself
+        self._output.writelines(lines)
+        self._output.flush()
+        self._broken = False
+
+
+def _prefixes(processes: int, colour: bool) -> Iterator[bytes]:
+    width = len(str(processes - 1))
+    for process in range(processes):
+        prefix = f"[{process:>{width}}]"
+        yield (f"\x1b[{31 + process % 6}m{prefix}\x1b[0m " if colour else f"{prefix} ").encode()
+
+
+class _Guard:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _GUARD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def toggle(self, group: int) -> None:
+        """Adds a process group to those that must not be left, or takes it out again."""
+        assert self._popen.stdin is not None
+        with self._lock, suppress(OSError, ValueError):
+            self._popen.stdin.write(b"%d\n" % group)
+            self._popen.stdin.flush()
+
+    def close(self) -> None:
+        assert self._popen.stdin is not None
+        with self._lock, suppress(OSError):
+            self._popen.stdin.close()
+        self._popen.wait()
+
+
+@contextmanager
+def _guard() -> Generator[_Guard]:
+    guard = _Guard()
+    try:
+        yield guard
+    finally:
+        guard.close()
+
+
+@contextmanager
+def _forwarding(events: queue.SimpleQueue[tuple[str, int]]) -> Generator[None]:
+    """Turns signals to this process into events. Only a main thread can; others keep theirs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # SimpleQueue.put may be called from a handler at any point; Queue.put would deadlock.
+    # What is ignored (SIGHUP under nohup, SIGINT in a background job) stays so.
+    taken = [n for n in _FORWARDED if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {n: signal.signal(n, lambda got, _: events.put(("signal", got))) for n in taken}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def summary(result: Result) -> str:
+    """What went wrong, in a few lines: nothing for a run that went well."""
+    if result.status in (0, UNREAD):
+        return ""
+    count = len(result.exits)
+    first = result.first_failure
+    if first is not None:
+        head = (
+            f"process {first.process} of {count} failed first: {_status(first.status)} "
+            f"after {first.seconds:.1f} s. Its last lines:"
+        )
+        lines = [f"  {line[:500]}" for line in first.last_lines] or ["  (it printed nothing)"]
+        if any("coordinator_address should be defined" in line for line in lines):
+            lines.append("do: call hostmesh.initialize() instead of jax.distributed.initialize()")
+    elif result.status == TIMED_OUT:
+        head, lines = f"stopped at the time-out, after {result.seconds:.1f} s", []
+    else:
+        head, lines = f"stopped by {signal.Signals(result.status - 128).name}", []
+    others = [e for e in result.exits if e is not first]
+    ended = ", ".join(f"{e.process}: {_status(e.status)}" for e in others if not e.stopped)
+    stopped = ", ".join(f"{e.process}: {_status(e.status)}" for e in others if e.stopped)
+    tail = [f"ended before: {ended}"] * bool(ended) + [f"ended then: {stopped}"] * bool(stopped)
+    return "\n".join([f"hostmesh run: {head}", *lines, *tail])
+
+
+def _status(status: int) -> str:
+    if status > 128:
+        with suppress(ValueError):
+            return signal.Signals(status - 128).name
+    return f"exit status {status}"
