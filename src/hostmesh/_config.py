@@ -21,6 +21,12 @@ class Config:
       canonicalize: what becomes of 64-bit host values while JAX's x64 mode is off, where JAX makes
         them 32 bits wide. `"checked"` does so too, rounding floats, but raises for a value out of
         range; `"exact"` raises for any value that changes; `"jax"` says nothing, as JAX does.
+      timeout: seconds that a collective waits for other processes, where its own `timeout=` says
+        nothing else.
+      call_sites: whether a collective compares file and line of the call between processes, which
+        finds an extra call of the same kind on some of them.
+      part_bytes: the largest part in which a collective sends a value; what it holds beside its
+        result is a few of these.
       pool_bytes: how many bytes of staging buffers that no device reads any more are kept for the
         next conversion. Reusing them saves the page faults of fresh memory.
 
@@ -31,6 +37,9 @@ class Config:
     """
 
     canonicalize: str = "checked"
+    timeout: float = 300.0
+    call_sites: bool = True
+    part_bytes: int = 16 * 2**20
     pool_bytes: int = 256 * 2**20
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -40,10 +49,12 @@ class Config:
         if name in _CHOICES and value not in _CHOICES[name]:
             raise _config_error(name, value, f"it is one of {_CHOICES[name]}")
         try:
+            if kinds[name] is bool and isinstance(value, str):
+                value = {"0": False, "1": True}[value]
             value = kinds[name](value)
-        except ValueError:
+        except (KeyError, TypeError, ValueError):
             raise _config_error(name, value, f"it is a {kinds[name].__name__}") from None
-        if isinstance(value, int) and value < 0:
+        if isinstance(value, int | float) and value < 0:
             raise _config_error(name, value, "it is not below 0")
         object.__setattr__(self, name, value)
 

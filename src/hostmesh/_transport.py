@@ -1,0 +1,187 @@
+"""Bytes between processes by XLA collectives: over one device a process, in parts of a few sizes.
+
+One device a process, so that nothing is sent twice; 32-bit words, which no collective changes; part
+sizes that are powers of two, so that the number of compiled programs is bounded whatever is sent.
+Callers agree first (`_coordination`), and move in the order of their agreements (`turn`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax.core import ShapedArray
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from . import _jax, _staging
+from ._config import config
+
+Members = tuple[int, ...]
+Bytes = npt.NDArray[np.uint8]
+
+_WORD = 4
+_SMALLEST = 1024
+# Up to this size a part is padded to the next power of two: a program more would cost more.
+_PADDED = 64 * 1024
+# Parts under way at a time: one is read while the next one travels.
+_DEPTH = 2
+
+
+def parts(nbytes: int, largest: int) -> Iterator[tuple[int, int]]:
+    """Cuts a length in parts: how many bytes of each are data, and how many it is padded to.
+
+    >>> list(parts(5_000_000, largest=1 << 22))
+    [(4194304, 4194304), (524288, 524288), (262144, 262144), (19264, 32768)]
+    """
+    while nbytes > 0:
+        above = max(_SMALLEST, 1 << (nbytes - 1).bit_length())
+        size = above if above <= min(_PADDED, largest) else min(above // 2, largest)
+        size = above if above == nbytes and above <= largest else size
+        yield min(size, nbytes), size
+        nbytes -= min(size, nbytes)
+
+
+# Called with a rank, a view of bytes that came from it, and where they lie in its data.
+Take = Callable[[int, Bytes, int], None]
+
+
+def allgather(data: Bytes, members: Members, take: Take) -> None:
+    """Hands every member's bytes, equally many of each, to `take` on every member, part by part."""
+    # A part arrives from all at once: what is under way does not grow with the processes.
+    largest = _floor_power(config.part_bytes // len(members))
+    _run(_program(process_mesh(members), "gather"), data, members, largest, take)
+
+
+def broadcast(data: Bytes, members: Members, is_source: bool) -> None:
+    """Fills `data` on every member with that of the one source."""
+
+    def take(_: int, piece: Bytes, start: int) -> None:
+        if not is_source:
+            data[start : start + len(piece)] = piece
+
+    # The others send zeros: a sum of integers with zeros changes no bit.
+    program = _program(process_mesh(members), "sum")
+    _run(program, data, members, _floor_power(config.part_bytes), take, silent=not is_source)
+
+
+def _run(
+    program: Callable[[jax.Array], jax.Array],
+    data: Bytes,
+    members: Members,
+    largest: int,
+    take: Take,
+    *,
+    silent: bool = False,
+) -> None:
+    mesh = process_mesh(members)
+    (device,) = mesh.local_devices
+    stacked = NamedSharding(mesh, PartitionSpec("process"))
+    under_way: deque[tuple[jax.Array, int, int]] = deque()
+
+    def receive(keep: int) -> None:
+        while len(under_way) > keep:
+            result, start, length = under_way.popleft()
+            words = _jax.fetch(_jax.parts_by_device(result)[device])
+            for rank, row in enumerate(words.reshape(-1, words.shape[-1])):
+                take(rank, row.view(np.uint8)[:length], start)
+
+    start = 0
+    for length, size in parts(len(data), largest):
+        part = _staging.buffer((1, size), np.dtype(np.uint8))
+        sent = 0 if silent else length
+        part[0, :sent] = data[start : start + sent]
+        part[0, sent:] = 0
+        aval = ShapedArray((len(members), size // _WORD), np.uint32)
+        with _jax.explicit_transfers():
+            whole = _jax.put(aval, stacked, [part.view(np.uint32)], [device], True)
+        under_way.append((program(whole), start, length))
+        start += length
+        receive(keep=_DEPTH - 1)
+    receive(keep=0)
+
+
+def gather_messages(message: bytes, members: Members, timeout: float) -> list[bytes] | None:
+    """Every member's message, without the coordination service; `None` when time is up.
+
+    For agreement on public API alone. What was begun goes on in its thread when time is up: the
+    members are then out of step, and stay so.
+    """
+    found: list[bytes] = []
+
+    def work() -> None:
+        lengths = np.zeros(len(members), np.int64)
+
+        def note(rank: int, piece: Bytes, start: int) -> None:
+            del start
+            lengths[rank] = piece.view(np.int64)[0]
+
+        allgather(np.array([len(message)], np.int64).view(np.uint8), members, note)
+        longest = int(lengths.max())
+        mine = np.zeros(longest, np.uint8)
+        mine[: len(message)] = np.frombuffer(message, np.uint8)
+        rows = np.empty((len(members), longest), np.uint8)
+
+        def keep(rank: int, piece: Bytes, start: int) -> None:
+            rows[rank, start : start + len(piece)] = piece
+
+        allgather(mine, members, keep)
+        found.extend(row[:n].tobytes() for row, n in zip(rows, lengths, strict=True))
+
+    thread = threading.Thread(target=work, name="hostmesh-agree", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    return found or None
+
+
+class _Turns:
+    """Whose turn it is among the threads of this process that move bytes between some members."""
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.changed = threading.Condition()
+
+
+_turns: defaultdict[Members, _Turns] = defaultdict(_Turns)
+
+
+@contextlib.contextmanager
+def turn(members: Members, ticket: int) -> Generator[None]:
+    """Holds the turn of a ticket that an agreement gave: the same order of threads everywhere."""
+    turns = _turns[members]
+    with turns.changed:
+        turns.changed.wait_for(lambda: turns.next == ticket)
+    try:
+        yield
+    finally:
+        with turns.changed:
+            turns.next += 1
+            turns.changed.notify_all()
+
+
+@functools.lru_cache(maxsize=64)
+def process_mesh(members: Members) -> Mesh:
+    """A mesh of one device of each process: its first."""
+    first: dict[int, Any] = {}
+    for device in sorted(jax.devices(), key=lambda device: device.id):
+        first.setdefault(device.process_index, device)
+    return Mesh(np.array([first[process] for process in members]), ("process",))
+
+
+@functools.lru_cache(maxsize=256)
+def _program(mesh: Mesh, operation: str) -> Callable[[jax.Array], jax.Array]:
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    if operation == "sum":
+        return jax.jit(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), out_shardings=everywhere)
+    return jax.jit(lambda x: x, out_shardings=everywhere)
+
+
+def _floor_power(number: int) -> int:
+    return 1 << (max(number, _SMALLEST).bit_length() - 1)
