@@ -41,13 +41,13 @@ class Member:
 
 
 def _without_proxy() -> dict[str, str]:
-    """Keeps loopback off a proxy, to which gRPC would else go, for ever, and JAX's warning of it."""
+    """Keeps loopback off a proxy, to which gRPC would else go, and wait for ever."""
     names = {name.lower(): value for name, value in os.environ.items() if value}
     if not names.keys() & {"grpc_proxy", "https_proxy", "http_proxy"}:
         return {}
     exceptions = names.get("no_grpc_proxy") or names.get("no_proxy")
     listed = ",".join(filter(None, [exceptions, "127.0.0.1"]))
-    return {"no_grpc_proxy": listed, "JAX_CHECK_PROXY_ENVS": "0"}
+    return {"no_grpc_proxy": listed}
 
 
 def members(devices: Sequence[int], *, port: int | None = None) -> list[Member]:

@@ -99,9 +99,12 @@ def run(
     `environment` is added to the inherited one. The programs call `hostmesh.initialize()` to join.
     Raises `OSError` when the command cannot be started. Does not communicate itself.
 
-    >>> import sys
-    >>> run([sys.executable, "-c", "raise SystemExit(3)"], [1, 1]).status
-    3
+    >>> import io, sys
+    >>> output = io.BytesIO()
+    >>> run([sys.executable, "-c", "print('hello')"], [2], output=output).status
+    0
+    >>> output.getvalue().split()
+    [b'[0]', b'hello']
     """
     events: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
     printer = _Printer(output or sys.stdout.buffer, len(devices), verbose)
@@ -288,7 +291,7 @@ class _Printer:
         if self._broken:
             return
         self._broken = True  # said once, by the error itself
-        self._output.writelines(lines)
+        self._output.write(b"".join(lines))
         self._output.flush()
         self._broken = False
 

@@ -1,0 +1,360 @@
+"""The launcher, on real processes that need no JAX; what JAX does in them is test_initialize's."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hostmesh import _run
+from hostmesh._cluster import free_port
+
+PREAMBLE = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+me = int(os.environ["HOSTMESH_PROCESS"])
+here = Path(os.environ["HERE"])
+
+def note(pid):
+    (here / f"{me}-{pid}.new").write_text(str(pid))
+    (here / f"{me}-{pid}.new").rename(here / f"{me}-{pid}.pid")
+
+def wait_for(count):
+    while len(list(here.glob("*.pid"))) < count:
+        time.sleep(0.01)
+
+note(os.getpid())
+"""
+
+
+def run(tmp_path: Path, program: str, devices=(1, 1, 1), **options):
+    """Runs a program in processes that leave their numbers; returns the result and the output."""
+    (tmp_path / "program.py").write_text(PREAMBLE + textwrap.dedent(program))
+    output = io.BytesIO()
+    command = [sys.executable, str(tmp_path / "program.py"), "--an", "argument"]
+    options.setdefault("environment", {"HERE": str(tmp_path)})
+    result = _run.run(command, devices, output=output, **options)
+    assert [pid for pid in pids(tmp_path) if is_alive(pid)] == []
+    return result, output.getvalue()
+
+
+def pids(tmp_path: Path) -> list[int]:
+    return [int(path.read_text()) for path in tmp_path.glob("*.pid")]
+
+
+def is_alive(pid: int) -> bool:
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return state.stdout.strip()[:1] not in ("", "Z")  # who reaps an orphan is not the launcher's
+
+
+def until(condition, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not become true in time"
+        time.sleep(0.01)
+
+
+def signals_once(tmp_path: Path, count: int, *numbers: int) -> threading.Thread:
+    """Sends signals to this process, as a terminal would, once `count` processes are up."""
+
+    def send() -> None:
+        until(lambda: len(pids(tmp_path)) >= count)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    return thread
+
+
+@pytest.fixture(autouse=True)
+def interrupts_are_not_ignored():
+    # They are where the tests run as a shell's background job, and the launcher keeps to that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_each_process_has_its_place_and_runs_as_under_python(tmp_path: Path):
+    program = """
+    names = ["PROCESSES", "PROCESS", "DEVICES"]
+    print(*[os.environ["HOSTMESH_" + n] for n in names], os.environ["JAX_NUM_CPU_DEVICES"])
+    print(__name__, sys.argv[1:], sys.argv[0] == __file__, os.environ["HOSTMESH_COORDINATOR"])
+    """
+    port = free_port()
+    result, output = run(tmp_path, program, devices=(2, 2, 1, 1), port=port)
+    lines = output.decode().splitlines()
+    for process, devices in enumerate((2, 2, 1, 1)):
+        assert [line[4:] for line in lines if line.startswith(f"[{process}] ")] == [
+            f"4 {process} {devices} {devices}",
+            f"__main__ ['--an', 'argument'] True 127.0.0.1:{port}",
+        ]
+    assert result.status == 0
+    assert result.first_failure is None
+    assert [(e.process, e.status, e.stopped) for e in result.exits] == [
+        (p, 0, False) for p in range(4)
+    ]
+    assert _run.summary(result) == ""
+
+
+def test_output_survives(tmp_path: Path):
+    program = """
+    if me == 1:
+        out = sys.stdout.buffer
+        out.write(b"\\xff\\xfe\\n\\n" + b"x" * 2_000_000 + b"\\n")
+        print("to stderr", file=sys.stderr)
+        out.write(b"no newline at the end")
+    """
+    _, output = run(tmp_path, program, devices=(1, 1))
+    expected = [b"\xff\xfe", b"", b"x" * 2_000_000, b"to stderr", b"no newline at the end"]
+    assert output == b"".join(b"[1] " + line + b"\n" for line in expected)
+
+
+def test_output_comes_while_the_program_runs(tmp_path: Path):
+    program = """
+    print("here")
+    until = time.monotonic() + 30
+    while not (here / "seen").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    sys.exit(not (here / "seen").exists())
+    """
+
+    class Output(io.BytesIO):
+        def write(self, text) -> int:
+            if b"here" in text:
+                (tmp_path / "seen").touch()
+            return len(text)
+
+    (tmp_path / "program.py").write_text(PREAMBLE + textwrap.dedent(program))
+    command = [sys.executable, str(tmp_path / "program.py")]
+    env = {"HERE": str(tmp_path)}
+    assert _run.run(command, [1], output=Output(), environment=env).status == 0
+
+
+def test_lines_of_every_jax_run_are_shown_on_request_only(tmp_path: Path):
+    gloo = (
+        "[Gloo] Rank 0 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3"
+    )
+    mixed = gloo.replace("Rank 0", "Rank [Gloo] Rank 0")
+    program = f"print({gloo!r}); print({mixed!r}); print('kept: ' + {gloo!r})"
+    assert run(tmp_path, program, devices=(1,))[1].decode() == f"[0] kept: {gloo}\n"
+    shown = run(tmp_path, program, devices=(1,), verbose=True)[1].decode()
+    assert shown.splitlines() == [f"[0] {gloo}", f"[0] {mixed}", f"[0] kept: {gloo}"]
+
+
+def test_the_first_failure_in_time_is_blamed_and_not_those_that_follow(tmp_path: Path):
+    program = """
+    if me == 2:
+        wait_for(5)
+        print("a last word", file=sys.stderr)
+        sys.exit(7)
+    if me == 0:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
+        (here / "ready.pid").write_text(str(os.getpid()))
+    if me == 3:
+        sys.exit(0)
+    time.sleep(60)
+    """
+    result, _ = run(tmp_path, program, devices=(1, 1, 1, 1))
+    assert result.first_failure == result.exits[2]
+    assert result.status == 7
+    assert [e.status for e in result.exits] == [9, 128 + signal.SIGTERM, 7, 0]
+    assert [e.stopped for e in result.exits] == [True, True, False, False]
+    assert result.exits[2].last_lines == ("a last word",)
+    text = _run.summary(result)
+    assert re.match(
+        r"hostmesh run: process 2 of 4 failed first: exit status 7 after \d+\.\d s", text
+    )
+    assert text.endswith(
+        "  a last word\nended before: 3: exit status 0\nended then: 0: exit status 9, 1: SIGTERM"
+    )
+
+
+def test_a_process_that_is_killed_has_the_status_of_a_shell(tmp_path: Path):
+    killer = threading.Thread(
+        target=lambda: (
+            until(lambda: len(pids(tmp_path)) == 2),
+            os.kill(int(next(tmp_path.glob("1-*.pid")).read_text()), signal.SIGKILL),
+        )
+    )
+    killer.start()
+    result, _ = run(tmp_path, "time.sleep(60)", devices=(1, 1))
+    killer.join()
+    assert result.status == 128 + 9
+    assert result.first_failure == result.exits[1]
+    assert "process 1 of 2 failed first: SIGKILL after" in _run.summary(result)
+    assert "(it printed nothing)" in _run.summary(result)
+
+
+def test_who_does_not_end_when_asked_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_run, "GRACE", 0.5)
+    program = """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    (here / f"deaf{me}").touch()
+    while len(list(here.glob("deaf*"))) < 2:
+        time.sleep(0.01)
+    time.sleep(60 if me else 0)
+    sys.exit(1)
+    """
+    result, _ = run(tmp_path, program, devices=(1, 1))
+    assert [e.status for e in result.exits] == [1, 128 + signal.SIGKILL]
+
+
+@pytest.mark.parametrize("status", [0, 4])
+def test_the_children_of_the_processes_end_too(tmp_path: Path, status: int):
+    program = f"""
+    child = subprocess.Popen([sys.executable, "-c", "import time; print('up'); time.sleep(600)"])
+    note(child.pid)
+    wait_for(4)
+    sys.exit({status})
+    """
+    result, _ = run(tmp_path, program, devices=(1, 1))  # which asserts that none is left
+    assert len(pids(tmp_path)) == 4
+    assert result.status == status
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_passed_on_and_ends_the_run(tmp_path: Path, number: signal.Signals):
+    program = f"""
+    def handle(*_):
+        print("got it")
+        sys.exit(3)
+    signal.signal({int(number)}, handle)
+    (here / f"{{me}}.pid").write_text(str(os.getpid()))
+    time.sleep(60)
+    """
+    sender = signals_once(tmp_path, 4, number)
+    result, output = run(tmp_path, program, devices=(1, 1))
+    sender.join()
+    assert sorted(output.splitlines()) == [b"[0] got it", b"[1] got it"]
+    assert result.status == 128 + number
+    assert result.first_failure is None
+    assert _run.summary(result).startswith(f"hostmesh run: stopped by {number.name}\n")
+
+
+def test_a_second_interrupt_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_run, "GRACE", 50.0)
+    program = """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    (here / f"{me}.pid").write_text(str(os.getpid()))
+    time.sleep(600)
+    """
+    sender = signals_once(tmp_path, 4, signal.SIGINT, signal.SIGINT)
+    result, _ = run(tmp_path, program, devices=(1, 1))
+    sender.join()
+    assert [e.status for e in result.exits] == [128 + signal.SIGKILL] * 2
+    assert result.status == 128 + signal.SIGINT
+    assert result.seconds < 50.0
+
+
+def test_a_user_signal_is_passed_on_and_ends_nothing(tmp_path: Path):
+    program = """
+    signal.signal(signal.SIGUSR1, lambda *_: (here / f"{me}.got").touch())
+    (here / f"{me}.pid").write_text(str(os.getpid()))
+    while not (here / f"{me}.got").exists():
+        time.sleep(0.01)
+    """
+    sender = signals_once(tmp_path, 4, signal.SIGUSR1)
+    result, _ = run(tmp_path, program, devices=(1, 1))
+    sender.join()
+    assert result.status == 0
+
+
+def test_handlers_of_the_caller_are_back_afterwards(tmp_path: Path):
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    run(tmp_path, "", devices=(1,))
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_a_launcher_that_is_killed_leaves_nobody(tmp_path: Path):
+    (tmp_path / "program.py").write_text(
+        PREAMBLE
+        + textwrap.dedent("""
+        note(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid)
+        time.sleep(600)
+        """)
+    )
+    launcher = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from hostmesh import _run; _run.run([sys.executable, sys.argv[1]], [1, 1])",
+            str(tmp_path / "program.py"),
+        ],
+        env={**os.environ, "HERE": str(tmp_path)},
+    )
+    until(lambda: len(pids(tmp_path)) == 4, seconds=60.0)
+    launcher.kill()
+    launcher.wait()
+    until(lambda: not any(map(is_alive, pids(tmp_path))))
+
+
+def test_at_the_time_out_each_process_shows_its_stacks(tmp_path: Path):
+    program = """
+    def stuck_here():
+        print(f"{me} waits")
+        time.sleep(60)
+    if me < 2:
+        stuck_here()
+    """
+    result, output = run(tmp_path, program, timeout=3.0)
+    assert result.status == 124
+    assert result.first_failure is None
+    assert [e.status for e in result.exits] == [128 + signal.SIGABRT] * 2 + [0]
+    stacks = output.decode().partition("Fatal Python error")[2].splitlines()
+    assert [line[:3] for line in stacks[1:]] == sorted(line[:3] for line in stacks[1:])
+    for process in (0, 1):
+        assert sum(line.startswith(f"[{process}]") and "stuck_here" in line for line in stacks) == 1
+    assert not any(line.startswith("[2]") for line in stacks)
+    assert list(tmp_path.glob("core*")) == []
+    assert re.match(r"hostmesh run: stopped at the time-out, after \d", _run.summary(result))
+
+
+def test_colour_is_for_terminals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "program.py").write_text("print('hello')")
+    command = [sys.executable, str(tmp_path / "program.py")]
+
+    def shown() -> bytes:
+        reader, writer = os.openpty()
+        with open(writer, "wb") as terminal:
+            _run.run(command, [1], output=terminal)
+        text = os.read(reader, 1000)
+        os.close(reader)
+        return text
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert shown() == b"\x1b[31m[0]\x1b[0m hello\r\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert shown() == b"[0] hello\r\n"
+
+
+def test_nobody_reads_the_output(tmp_path: Path):
+    (tmp_path / "program.py").write_text(PREAMBLE + "while time.sleep(0.01) is None: print('line')")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb", buffering=0) as output:
+        command = [sys.executable, str(tmp_path / "program.py")]
+        env = {"HERE": str(tmp_path)}
+        result = _run.run(command, [1, 1], output=output, environment=env)
+    assert result.status == 128 + signal.SIGPIPE
+    assert [e.status for e in result.exits] == [128 + signal.SIGTERM] * 2
+    assert not any(map(is_alive, pids(tmp_path)))
+
+
+def test_a_command_that_cannot_be_started_is_an_error(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        _run.run([str(tmp_path / "nowhere")], [1, 1])
+
+
+def test_the_numbers_of_many_processes_line_up():
+    assert list(_run._prefixes(11, False))[::10] == [b"[ 0] ", b"[10] "]
