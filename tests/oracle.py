@@ -156,6 +156,12 @@ def noise(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndarray:
     return values.reshape(shape)
 
 
+def keys(count: int) -> jax.Array:
+    """PRNG keys, made under any transfer guard: JAX's own making of them moves their seed."""
+    with jax.transfer_guard("allow"):
+        return jax.random.split(jax.random.key(0), count)
+
+
 def assert_bits_equal(got: Any, expected: np.ndarray, what: object = "") -> None:
     """Same shape, dtype and bits: NaN payloads and the sign of zero count."""
     got = np.asarray(jax.device_get(got))

@@ -84,14 +84,14 @@ def test_a_buffer_given_up_is_taken_without_a_copy(public: bool) -> None:
     grown = _peak() - before
     assert sorted(pointers(array)) == [batch.ctypes.data, batch.ctypes.data + nbytes // 2]
     assert grown < nbytes // 16
-    # The measure sees a copy where there is one.
+    # The measure sees a copy where there is one (of a size of which no buffer lies ready).
+    larger = np.ones((64, nbytes // 48), np.uint8)
     before = _peak(reset=True)
-    copied = hm.to_global(batch, mesh, P(("x", "y")))
+    copied = hm.to_global(larger, mesh, P(("x", "y")))
     jax.block_until_ready(copied)
-    assert _peak() - before > nbytes * 3 // 4
-    for taken in (array, copied):
-        for shard in taken.addressable_shards:
-            assert jax.device_get(shard.data)[0, 0] == jax.process_index() + 1
+    assert _peak() - before > nbytes
+    for shard in array.addressable_shards:
+        assert jax.device_get(shard.data)[0, 0] == jax.process_index() + 1
 
 
 def _peak(reset: bool = False) -> int:

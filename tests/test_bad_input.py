@@ -253,7 +253,7 @@ def conversions(me: int) -> dict[str, Row]:
     diagonal = meshes.KINDS["diagonal"].mesh()
     part = meshes.Kind(("x",), np.array([0, 1])).mesh()  # process 0 only
     rows = np.zeros((4, 8), np.float32)
-    keys = jax.random.split(jax.random.key(0), 4)
+    keys = oracle.keys(4)
     whole = hm.to_global(rows, block, P("x"))
     on_diagonal = hm.to_global(rows, diagonal, P("x", "y"))
     here = f"process {me} "
@@ -531,12 +531,14 @@ def conversions(me: int) -> dict[str, Row]:
             (f"to_numpy on process {me}", "3 of its 4", f"[{4 * ((me + 1) % 4)}:", "allgather"),
         ),
         "out of another shape": (
-            lambda: hm.to_numpy(jax.numpy.zeros(3), out=np.zeros(4, np.float32)),
+            lambda: hm.to_numpy(
+                jax.device_put(np.zeros(3, np.float32)), out=np.zeros(4, np.float32)
+            ),
             ShapeError,
             ("to_numpy", "shape (4,)", "(3,)"),
         ),
         "out of another dtype": (
-            lambda: hm.to_numpy(jax.numpy.zeros(3), out=np.zeros(3)),
+            lambda: hm.to_numpy(jax.device_put(np.zeros(3, np.float32)), out=np.zeros(3)),
             ShapeError,
             ("to_numpy", "float64", "float32"),
         ),
@@ -558,12 +560,12 @@ def conversions(me: int) -> dict[str, Row]:
             ("3 shards", f"more than one for devices {parts[0].device.id}"),
         ),
         "a shard of the wrong shape": (
-            assembled([parts[0], parts[1][:2]]),
+            assembled([parts[0], jax.device_put(rows[:2], parts[1].device)]),
             ShapeError,
             (f"on device {parts[1].device.id}", "(2, 8)", "(4, 8)"),
         ),
         "a shard of another dtype": (
-            assembled([parts[0], parts[1].astype(np.int32)]),
+            assembled([parts[0], jax.device_put(rows.astype(np.int32), parts[1].device)]),
             ShapeError,
             (f"on device {parts[1].device.id}", "int32", "float32"),
         ),

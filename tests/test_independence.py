@@ -119,7 +119,7 @@ def test_processes_with_unequal_numbers_of_devices() -> None:
 def test_under_a_transfer_guard(public: bool) -> None:
     """All that hostmesh moves between host and devices it moves by name."""
     value = oracle.noise((256, 64, 64), np.float32)
-    keys = jax.random.split(jax.random.key(0), 16)
+    keys = oracle.keys(16)
     with jax.transfer_guard("disallow"):
         for _, kind, spec, layout in list(oracle.layouts())[public::7]:
             mesh = kind.mesh()

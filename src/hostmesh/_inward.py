@@ -92,7 +92,9 @@ def _move(leaf: jax.Array, recipe: _recipes.Inward) -> list[jax.Array]:
             if whole is None:
                 whole = jax.device_put(leaf, device)
             starts, stops = zip(*wanted, strict=True)
-            part = jax.lax.slice(whole, starts, stops)
+            # The numbers of the slice are on the host: they go along with what was asked for.
+            with jax.transfer_guard_host_to_device("allow"):
+                part = jax.lax.slice(whole, starts, stops)
         parts.append(jax.device_put(part, device))
     return parts
 
