@@ -117,6 +117,14 @@ def test_verdict_tells_the_phase_that_failed(pytestconfig):
     assert found.sections == [("Captured stdout and stderr of process 1", "x\n")]
 
 
+def test_verdict_shows_the_log_once_with_its_processes(pytestconfig):
+    report = _report("failed", "boom")
+    report.sections.append(("Captured log call", "said"))
+    run = Run([_done(pytestconfig, report)] * 2, ["", ""], "after 5 s")
+    found = verdict(pytestconfig, run)
+    assert found.sections == [("Captured log call of processes 0, 1", "said")]
+
+
 def test_verdict_issues_each_recorded_warning_once(pytestconfig):
     warning = (UserWarning("careful"), "t.py", 3)
     run = Run(

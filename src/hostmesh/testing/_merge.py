@@ -42,6 +42,8 @@ def verdict(config: pytest.Config, run: Run) -> Verdict:
     failures: list[tuple[int, str]] = []
     reports: list[Any] = []
     recorded: dict[tuple[str, str, int], Warning] = {}
+    written = [("Captured stdout and stderr", p, text) for p, text in outputs(run)]
+    logged: dict[str, list[tuple[int, str]]] = {}
     for process, ending in enumerate(run.endings):
         if not isinstance(ending, Done):
             continue
@@ -49,21 +51,29 @@ def verdict(config: pytest.Config, run: Run) -> Verdict:
         if isinstance(answer, str):
             failures.append((process, ":\n" + answer))
         elif answer is not None:
-            for data in answer[0]:
-                report = config.hook.pytest_report_from_serializable(config=config, data=data)
-                reports.append(report)
-                if report.failed and not report.longreprtext.startswith(_STRICT):
-                    failures.append((process, _failure_text(report)))
+            own = [_report(config, data) for data in answer[0]]
+            reports += own
+            failures += [(process, _failure_text(report)) for report in own if _failed(report)]
+            for name, text in own[-1].sections if own else ():
+                logged.setdefault(name, []).append((process, text))
             recorded |= {(str(w), *place): w for w, *place in answer[1]}
     for (_, file, line), warning in recorded.items():
         warnings.warn_explicit(warning, None, file, line)
-    sections = [
-        (f"Captured stdout and stderr of {processes_text(p)}", text) for p, text in outputs(run)
-    ]
-    texts = [f"{processes_text(p)}{text}" for p, text in grouped(failures)] + unanswered(run)
-    if texts:
-        return Verdict("failed", "\n\n".join(texts), sections=sections)
+    written += [(name, p, text) for name, said in logged.items() for p, text in grouped(said)]
+    sections = [(f"{name} of {processes_text(p)}", text) for name, p, text in written]
+    parts = [f"{processes_text(p)}{text}" for p, text in grouped(failures)] + unanswered(run)
+    if parts:
+        return Verdict("failed", "\n\n".join(parts), sections=sections)
     return _without_failures(reports, sections)
+
+
+def _report(config: pytest.Config, data: dict[str, Any]) -> Any:
+    return config.hook.pytest_report_from_serializable(config=config, data=data)
+
+
+def _failed(report: Any) -> bool:
+    """Whether a report is on a failure of the process, not of what a mark expects of the test."""
+    return report.failed and not report.longreprtext.startswith(_STRICT)
 
 
 def _failure_text(report: Any) -> str:
@@ -72,7 +82,7 @@ def _failure_text(report: Any) -> str:
     message = crash.message.splitlines()[0] if crash is not None and crash.message else ""
     phase = getattr(report, "when", "collect")
     text: str = report.longreprtext
-    if crash is not None and not text.startswith((">", "E")):
+    if "\n>" in text and not text.startswith("E"):
         text = "    " + text  # pytest strips the whole text, and with it this line's indentation
     in_phase = "" if phase == "call" else f" in {phase}"
     return f"{in_phase}: {message}".rstrip(" ") + f"\n{text}"
