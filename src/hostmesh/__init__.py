@@ -1,8 +1,13 @@
 """hostmesh: host-local values to global JAX arrays and back, on any mesh of several processes."""
 
+from ._collectives import allgather as allgather
+from ._collectives import barrier as barrier
+from ._collectives import broadcast as broadcast
+from ._collectives import gather as gather
 from ._config import config as config
 from ._convert import to_global as to_global
 from ._convert import to_local as to_local
+from ._coordination import channel as channel
 from ._errors import ClusterError as ClusterError
 from ._errors import DivergenceError as DivergenceError
 from ._errors import FeedError as FeedError

@@ -372,7 +372,7 @@ def _hold_round(channel: _Channel, call: Call, data: bytes, timeout: float, move
     verdict = decide(post, channel.members)
     verdict = here.settle_with_ticket(verdict) if moves else here.settle(verdict)
     # All have posted to this round, so they have left those before.
-    *left, channel.kept = [*channel.kept[:-1], channel.kept[-1:]]
+    left, channel.kept = channel.kept[:-1], channel.kept[-1:]
     for number in left:
         store.delete(f"{channel.folder}{number}/")
     return verdict

@@ -49,38 +49,48 @@ def parts(nbytes: int, largest: int) -> Iterator[tuple[int, int]]:
         nbytes -= min(size, nbytes)
 
 
-# Called with a rank, a view of bytes that came from it, and where they lie in its data.
+# Fills a view with the bytes to send that begin at a place.
+Fill = Callable[[Bytes, int], None]
+# The same for one of several rows, each for another rank.
+FillFor = Callable[[int, Bytes, int], None]
+# Called with a rank, a view of bytes that came from it, and where they lie in what it sends.
 Take = Callable[[int, Bytes, int], None]
 
 
-def allgather(data: Bytes, members: Members, take: Take) -> None:
-    """Hands every member's bytes, equally many of each, to `take` on every member, part by part."""
+def allgather(nbytes: int, members: Members, fill: Fill, take: Take) -> None:
+    """Hands the bytes of all members, `nbytes` of each, to `take` on all of them, part by part."""
     # A part arrives from all at once: what is under way does not grow with the processes.
-    largest = _floor_power(config.part_bytes // len(members))
-    _run(_program(process_mesh(members), "gather"), data, members, largest, take)
+    program = _program(process_mesh(members), "gather")
+    largest = config.part_bytes // len(members)
+    _run(program, nbytes, members, 1, largest, lambda _, row, start: fill(row, start), take)
 
 
-def broadcast(data: Bytes, members: Members, is_source: bool) -> None:
-    """Fills `data` on every member with that of the one source."""
-
-    def take(_: int, piece: Bytes, start: int) -> None:
-        if not is_source:
-            data[start : start + len(piece)] = piece
-
+def broadcast(nbytes: int, members: Members, fill: Fill | None, take: Take) -> None:
+    """Hands the bytes of the one member that gives `fill` to `take` on all of them, as of rank 0."""
     # The others send zeros: a sum of integers with zeros changes no bit.
     program = _program(process_mesh(members), "sum")
-    _run(program, data, members, _floor_power(config.part_bytes), take, silent=not is_source)
+    send = None if fill is None else (lambda _, row, start: fill(row, start))
+    _run(program, nbytes, members, 1, config.part_bytes, send, take)
+
+
+def exchange(nbytes: int, members: Members, fill: FillFor, take: Take) -> None:
+    """Hands every member's bytes for each other one, `nbytes` each, to `take` on that one."""
+
+    program = _program(process_mesh(members), "exchange")
+    largest = config.part_bytes // len(members)
+    _run(program, nbytes, members, len(members), largest, fill, take)
 
 
 def _run(
     program: Callable[[jax.Array], jax.Array],
-    data: Bytes,
+    nbytes: int,
     members: Members,
+    rows: int,
     largest: int,
+    fill: FillFor | None,
     take: Take,
-    *,
-    silent: bool = False,
 ) -> None:
+    """Sends parts of some rows through a compiled program, and hands on the rows that come out."""
     mesh = process_mesh(members)
     (device,) = mesh.local_devices
     stacked = NamedSharding(mesh, PartitionSpec("process"))
@@ -94,14 +104,18 @@ def _run(
                 take(rank, row.view(np.uint8)[:length], start)
 
     start = 0
-    for length, size in parts(len(data), largest):
-        part = _staging.buffer((1, size), np.dtype(np.uint8))
-        sent = 0 if silent else length
-        part[0, :sent] = data[start : start + sent]
-        part[0, sent:] = 0
-        aval = ShapedArray((len(members), size // _WORD), np.uint32)
+    for length, size in parts(nbytes, _floor_power(largest)):
+        part = _staging.buffer((rows, size), np.dtype(np.uint8))
+        if fill is None or length < size:
+            part[...] = 0
+        if fill is not None:
+            for rank in range(rows):
+                fill(rank, part[rank, :length], start)
+        words = part.view(np.uint32)
+        shape = (len(members), size // _WORD) if rows == 1 else (len(members), *words.shape)
+        aval = ShapedArray(shape, np.uint32)
         with _jax.explicit_transfers():
-            whole = _jax.put(aval, stacked, [part.view(np.uint32)], [device], True)
+            whole = _jax.put(aval, stacked, [words.reshape(1, *shape[1:])], [device], True)
         under_way.append((program(whole), start, length))
         start += length
         receive(keep=_DEPTH - 1)
@@ -123,16 +137,22 @@ def gather_messages(message: bytes, members: Members, timeout: float) -> list[by
             del start
             lengths[rank] = piece.view(np.int64)[0]
 
-        allgather(np.array([len(message)], np.int64).view(np.uint8), members, note)
+        def write_length(out: Bytes, start: int) -> None:
+            del start
+            out.view(np.int64)[0] = len(message)
+
+        def write(out: Bytes, start: int) -> None:
+            piece = np.frombuffer(message, np.uint8)[start : start + len(out)]
+            out[: len(piece)] = piece
+
+        allgather(8, members, write_length, note)
         longest = int(lengths.max())
-        mine = np.zeros(longest, np.uint8)
-        mine[: len(message)] = np.frombuffer(message, np.uint8)
         rows = np.empty((len(members), longest), np.uint8)
 
         def keep(rank: int, piece: Bytes, start: int) -> None:
             rows[rank, start : start + len(piece)] = piece
 
-        allgather(mine, members, keep)
+        allgather(longest, members, write, keep)
         found.extend(row[:n].tobytes() for row, n in zip(rows, lengths, strict=True))
 
     thread = threading.Thread(target=work, name="hostmesh-agree", daemon=True)
@@ -177,6 +197,9 @@ def process_mesh(members: Members) -> Mesh:
 
 @functools.lru_cache(maxsize=256)
 def _program(mesh: Mesh, operation: str) -> Callable[[jax.Array], jax.Array]:
+    if operation == "exchange":
+        across = NamedSharding(mesh, PartitionSpec(None, "process"))
+        return jax.jit(lambda x: x, out_shardings=across)
     everywhere = NamedSharding(mesh, PartitionSpec())
     if operation == "sum":
         return jax.jit(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), out_shardings=everywhere)

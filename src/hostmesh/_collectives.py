@@ -1,0 +1,326 @@
+"""Values between processes: packed, bit for bit, agreed on before anything moves.
+
+Each call packs all leaves of its tree into one stream of bytes. Small streams travel with the
+agreement itself, through the coordination service; larger ones by XLA collectives over one device
+a process, in parts of at most `config.part_bytes` (see `_transport`).
+
+All calls take `processes=` (those that take part, all of which make the same call; by default all)
+and `timeout=` (seconds to wait for them; by default `config.timeout`), and raise on every process
+that takes part:
+
+* `DivergenceError` where processes are about to do different things,
+* `StragglerError` where some do not come in time, naming them,
+* `ClusterError` where one failed on its way, naming it.
+
+Leaves are NumPy arrays, `jax.Array`s on this process, numbers and PRNG keys; results are NumPy
+arrays of the same dtype (also 64 bits wide, whatever JAX's x64 mode), keys for keys, and with
+`as_jax=True` arrays on this process's default device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from . import _transport
+from ._coordination import Agreement, agree, members_of, name_processes, telling
+from ._errors import DivergenceError, SpecError, build
+from ._packing import (
+    Bytes,
+    Kind,
+    Parcel,
+    Stream,
+    describe,
+    finished,
+    length_of,
+    pack,
+    pack_kinds,
+    parcel,
+    plain_structure,
+    structure_of,
+    unpack_kinds,
+)
+from ._trees import Tree
+
+# Streams up to this many bytes travel with the agreement: a round trip, and no program.
+INLINE = 2048
+
+
+def allgather(
+    tree: Tree,
+    *,
+    tiled: bool = False,
+    as_jax: bool = False,
+    processes: Sequence[int] | None = None,
+    timeout: float | None = None,
+) -> Tree:
+    """Gives every process the values of all, stacked or joined in process order.
+
+    Args:
+      tree: this process's values, equal in structure, dtypes and shapes on all.
+      tiled: joins values on their first axis, whose sizes may differ, instead of stacking them on
+        a new first axis.
+
+    Returns:
+      The tree with leaves of shape `(number of processes, *shape)`, also for a single process; with
+      `tiled`, of the sum of all first sizes.
+
+    Raises:
+      DivergenceError, StragglerError, ClusterError: see the head of this module.
+      ShapeError, SpecError: for a leaf that is no array, number or key.
+
+    >>> import hostmesh, jax
+    >>> hostmesh.allgather(jax.process_index()).shape == (jax.process_count(),)
+    True
+    """
+    name = f"allgather{'(tiled)' if tiled else ''}"
+    with telling(name, processes=processes):
+        mine = parcel(tree, "allgather")
+        if tiled:
+            _require_axes(mine, name)
+    compared = mine.kinds
+    if tiled:
+        compared = tuple(Kind(kind.dtype, kind.shape[1:], kind.key) for kind in mine.kinds)
+    what = f"{name} of {describe(str(mine.structure), compared)}"
+    inline = mine.nbytes <= INLINE and not tiled
+    sizes = pack([kind.shape[0] for kind in mine.kinds]) if tiled else b""
+    agreed = agree(
+        what,
+        data=mine.stream().tobytes() if inline else sizes,
+        moves=not inline,
+        timeout=timeout,
+        processes=processes,
+    )
+    count = len(agreed.members)
+    if tiled:
+        results, streams = _tiled_results(mine, agreed)
+    else:
+        results = [kind.empty((count,)) for kind in mine.kinds]
+        streams = [Stream([r[i : i + 1] for r in results]) for i in range(count)]
+    if inline:
+        for stream, message in zip(streams, agreed.data, strict=True):
+            stream.write(np.frombuffer(message, np.uint8), 0)
+    else:
+        _gather_streams(agreed, mine.stream(), streams)
+    leaves = [finished(r, kind, as_jax) for r, kind in zip(results, mine.kinds, strict=True)]
+    return jax.tree.unflatten(mine.structure, leaves)
+
+
+def gather(
+    tree: Tree,
+    *,
+    to: int = 0,
+    as_jax: bool = False,
+    processes: Sequence[int] | None = None,
+    timeout: float | None = None,
+) -> Tree | None:
+    """Gives process `to` the values of all, stacked in process order, and the others `None`.
+
+    As `allgather`, but a process that does not keep the values holds one part of them at a time.
+
+    >>> import hostmesh, jax
+    >>> gathered = hostmesh.gather(jax.process_index())
+    >>> gathered is None if jax.process_index() else len(gathered) == jax.process_count()
+    True
+    """
+    name = f"gather(to={to})"
+    with telling(name, processes=processes):
+        mine = parcel(tree, "gather")
+        keeper = _rank_of(to, processes, name)
+    what = f"{name} of {mine.described()}"
+    inline = mine.nbytes <= INLINE
+    agreed = agree(
+        what,
+        data=mine.stream().tobytes() if inline else b"",
+        moves=not inline,
+        timeout=timeout,
+        processes=processes,
+    )
+    count = len(agreed.members)
+    keeps = agreed.rank == keeper
+    results = [kind.empty((count,)) for kind in mine.kinds] if keeps else []
+    streams = [Stream([r[i : i + 1] for r in results]) for i in range(count)]
+    if not inline:
+        _gather_streams(agreed, mine.stream(), streams)
+    elif keeps:
+        for stream, message in zip(streams, agreed.data, strict=True):
+            stream.write(np.frombuffer(message, np.uint8), 0)
+    if not keeps:
+        return None
+    leaves = [finished(r, kind, as_jax) for r, kind in zip(results, mine.kinds, strict=True)]
+    return jax.tree.unflatten(mine.structure, leaves)
+
+
+def broadcast(
+    tree: Tree,
+    *,
+    source: int = 0,
+    as_jax: bool = False,
+    processes: Sequence[int] | None = None,
+    timeout: float | None = None,
+) -> Tree:
+    """Gives every process the values of process `source`, bit for bit.
+
+    Args:
+      tree: the values on `source`. The others pass a tree of the same structure, dtypes and shapes
+        (its values are not read), or `None`.
+      source: the process whose values all get.
+
+    Raises:
+      DivergenceError, StragglerError, ClusterError: see the head of this module.
+      SpecError: for a source that does not take part, or a tree of a registered type of the
+        user's where another process passes `None`: that one cannot know the type.
+
+    >>> import hostmesh, jax
+    >>> hostmesh.broadcast(jax.process_index()).item()
+    0
+    """
+    name = f"broadcast(source={source})"
+    with telling(name, processes=processes):
+        root = _rank_of(source, processes, name)
+        members = members_of(processes, name)
+        is_source = members[root] == jax.process_index()
+        if is_source and tree is None:
+            raise build(
+                SpecError,
+                where=f"{name} on process {source}",
+                given="None on the source itself",
+                rule="the source passes the values that all get",
+                advice="pass them, or name another source",
+            )
+        mine = parcel(tree, "broadcast")
+        inline = mine.nbytes <= INLINE
+        message = b""
+        if is_source:
+            stream = mine.stream().tobytes() if inline else b""
+            kinds = pack_kinds(mine.kinds)
+            message = pack((mine.described(), plain_structure(mine.structure), kinds, stream))
+        elif tree is not None:
+            message = pack((mine.described(),))
+    agreed = agree(name, data=message, moves=True, timeout=timeout, processes=processes)
+    heads = [msgpack.unpackb(data)[0] if data else None for data in agreed.data]
+    sent = msgpack.unpackb(agreed.data[root])
+    with agreed.turn():
+        _require_same_trees(name, agreed, root, heads)
+        kinds = unpack_kinds(sent[2])
+        # Where one process cannot know the source's types, it is an error on all.
+        if None in heads and not sent[1]:
+            raise _unknown_types(name, agreed.members[heads.index(None)], sent[0])
+        structure = structure_of(sent[1]) if tree is None else mine.structure
+        results = [kind.empty() for kind in kinds]
+        stream = Stream(results)
+        if length_of(kinds) <= INLINE:
+            stream.write(np.frombuffer(sent[3], np.uint8), 0)
+        else:
+            outgoing = mine.stream() if is_source else None
+
+            def take(rank: int, piece: Bytes, start: int) -> None:
+                del rank
+                stream.write(piece, start)
+
+            _transport.broadcast(
+                stream.nbytes, agreed.members, outgoing.read if outgoing else None, take
+            )
+    leaves = [finished(r, kind, as_jax) for r, kind in zip(results, kinds, strict=True)]
+    return jax.tree.unflatten(structure, leaves)
+
+
+def barrier(
+    name: str, *, timeout: float | None = None, processes: Sequence[int] | None = None
+) -> None:
+    """Waits until all processes have come to the barrier of this name.
+
+    Raises:
+      DivergenceError: where some came to another one, or call something else.
+      StragglerError: where some did not come within `timeout` seconds; it names them.
+
+    >>> import hostmesh
+    >>> hostmesh.barrier("loaded")
+    """
+    agree(f"barrier {name!r}", timeout=timeout, processes=processes)
+
+
+def _gather_streams(agreed: Agreement, mine: Stream, streams: Sequence[Stream]) -> None:
+    def take(rank: int, piece: Bytes, start: int) -> None:
+        streams[rank].write(piece, start)
+
+    longest = max(mine.nbytes, *(stream.nbytes for stream in streams))
+    with agreed.turn():
+        if len(agreed.members) == 1:
+            streams[0].write(np.frombuffer(mine.tobytes(), np.uint8), 0)
+        else:
+            _transport.allgather(longest, agreed.members, mine.read, take)
+
+
+def _tiled_results(mine: Parcel, agreed: Agreement) -> tuple[list[npt.NDArray[Any]], list[Stream]]:
+    sizes = [msgpack.unpackb(data) for data in agreed.data]  # by process, then by leaf
+    results: list[npt.NDArray[Any]] = []
+    pieces: list[list[npt.NDArray[Any]]] = [[] for _ in sizes]
+    for number, kind in enumerate(mine.kinds):
+        firsts = [of[number] for of in sizes]
+        result = np.empty((sum(firsts), *kind.shape[1:]), np.dtype(kind.dtype))
+        results.append(result)
+        start = 0
+        for piece, first in zip(pieces, firsts, strict=True):
+            piece.append(result[start : start + first])
+            start += first
+    return results, [Stream(piece) for piece in pieces]
+
+
+def _require_same_trees(
+    name: str, agreed: Agreement, root: int, heads: Sequence[str | None]
+) -> None:
+    trees: dict[str, list[int]] = {}
+    for process, head in zip(agreed.members, heads, strict=True):
+        if head is not None:
+            trees.setdefault(head, []).append(process)
+    if len(trees) > 1:
+        raise build(
+            DivergenceError,
+            where=f"{name} on process {jax.process_index()}",
+            given="; ".join(f"{name_processes(who)}: {tree}" for tree, who in trees.items()),
+            rule=f"all pass trees of the structure, dtypes and shapes of process"
+            f" {agreed.members[root]}, or None",
+            advice="pass None where the values are not known",
+        )
+
+
+def _unknown_types(name: str, process: int, tree: str) -> SpecError:
+    return build(
+        SpecError,
+        where=f"{name} on process {jax.process_index()}",
+        given=f"None on process {process} for {tree}",
+        rule="a process that passes None learns of dicts, lists, tuples and None only, and this tree"
+        " has other types",
+        advice="pass a tree of the same structure on every process; its values are not read",
+    )
+
+
+def _require_axes(mine: Parcel, name: str) -> None:
+    for number, kind in enumerate(mine.kinds):
+        if not kind.shape:
+            raise build(
+                SpecError,
+                where=f"{name} on process {jax.process_index()}",
+                given=f"leaf {number} of shape ()",
+                rule="tiled=True joins values on their first axis, and a scalar has none",
+                advice="leave tiled=True out to stack scalars",
+            )
+
+
+def _rank_of(process: int, processes: Sequence[int] | None, name: str) -> int:
+    members = members_of(processes, name)
+    if process in members:
+        return members.index(process)
+    raise build(
+        SpecError,
+        where=f"{name} on process {jax.process_index()}",
+        given=f"process {process}",
+        rule=f"{name_processes(members)} take part",
+        advice="name one of them",
+    )

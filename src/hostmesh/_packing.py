@@ -1,0 +1,224 @@
+"""Trees as streams of bytes between processes, and what a tree looks like in words."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import msgpack
+import numpy as np
+import numpy.typing as npt
+import xxhash
+from jax.core import Tracer
+
+from . import _values
+from ._errors import ShapeError, SpecError, build
+from ._outward import to_numpy
+from ._trees import Tree
+
+Bytes = npt.NDArray[np.uint8]
+
+# Leaves begin at multiples of this in a stream: the largest size of an element.
+_ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Dtype and shape of a leaf; `key` names the implementation where its values are PRNG keys.
+
+    The shape of keys is that of their data.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    key: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """The length of the leaf's values."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def empty(self, lead: tuple[int, ...] = ()) -> npt.NDArray[Any]:
+        """A new array for such a leaf, or for several along new first axes."""
+        return np.empty(lead + self.shape, np.dtype(self.dtype))
+
+    def __str__(self) -> str:
+        name = f"key<{self.key}>" if self.key else self.dtype
+        return f"{name}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A tree with its leaves as NumPy arrays: what one process passes to a collective."""
+
+    structure: Any
+    kinds: tuple[Kind, ...]
+    arrays: tuple[npt.NDArray[Any], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The length of the stream of all leaves."""
+        return length_of(self.kinds)
+
+    def described(self) -> str:
+        """The tree in words, abridged, with a digest of all of it: equal for equal trees only."""
+        return describe(str(self.structure), self.kinds)
+
+    def stream(self) -> Stream:
+        """The bytes of all leaves."""
+        return Stream(self.arrays)
+
+
+def parcel(tree: Tree, function: str) -> Parcel:
+    """Looks at a tree of host-local values; `ShapeError` or `SpecError` names a leaf that is none."""
+    leaves, structure = jax.tree.flatten(tree)
+    kinds: list[Kind] = []
+    arrays: list[npt.NDArray[Any]] = []
+    for number, leaf in enumerate(leaves):
+        if type(leaf) is np.ndarray and leaf.dtype.kind in "fiub" and leaf.dtype.isnative:
+            array, key = leaf, ""
+        else:
+            array, key = _host_array(leaf, tree, number, function)
+        kinds.append(Kind(array.dtype.name, array.shape, key))
+        arrays.append(array)
+    return Parcel(structure, tuple(kinds), tuple(arrays))
+
+
+def _host_array(leaf: Any, tree: Tree, number: int, function: str) -> tuple[npt.NDArray[Any], str]:
+    def where() -> str:
+        path = jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path(tree)[number][0])
+        return f"leaf {path or 'of the value'} on process {jax.process_index()} ({function})"
+
+    key = ""
+    if isinstance(leaf, jax.Array):
+        if isinstance(leaf, Tracer):
+            raise build(
+                SpecError,
+                where=where(),
+                given="a traced value",
+                rule="what goes between processes outside jit must have values",
+                advice="call it outside jit, grad and vmap; inside jit use jax.lax collectives",
+            )
+        if _values.is_key(leaf.dtype):
+            key = str(jax.random.key_impl(leaf))
+            leaf = jax.random.key_data(leaf)
+        if not leaf.is_fully_addressable:
+            raise build(
+                ShapeError,
+                where=where(),
+                given=f"a global array of shape {leaf.shape} on several processes",
+                rule=f"{function} takes host-local values",
+                advice="gather it with allgather or gather, or take to_local of it",
+            )
+        return to_numpy(leaf), key
+    array = _values.as_host_array(leaf, where())
+    _values.device_dtype(array.dtype, x64=True)
+    return array.astype(array.dtype.newbyteorder("="), copy=False), key
+
+
+def finished(array: npt.NDArray[Any], kind: Kind, as_jax: bool) -> Any:
+    """A result as it is handed out: keys as keys, others as NumPy or, if asked for, as arrays."""
+    if kind.key:
+        return jax.random.wrap_key_data(jax.device_put(array), impl=kind.key)
+    if not as_jax:
+        return array
+    target = np.empty(array.shape, _values.device_dtype(array.dtype, _values.x64_enabled()))
+    _values.convert(array, target, "a result with as_jax=True")
+    return jax.device_put(target)
+
+
+def describe(structure: str, kinds: Sequence[Kind]) -> str:
+    """A structure with the kinds of its leaves in words, abridged."""
+    words = structure.removeprefix("PyTreeDef(").removesuffix(")")
+    shown = list(map(str, kinds))
+    whole = f"{words} {shown}"
+    for kind in shown[:6]:
+        words = words.replace("*", kind, 1)
+    if len(whole) <= 200 and len(kinds) <= 6:
+        return words
+    digest = xxhash.xxh3_64_hexdigest(whole.encode())
+    return f"{words[:160]}... ({len(kinds)} leaves, {length_of(kinds)} bytes, digest {digest})"
+
+
+def plain_structure(structure: Any) -> bytes:
+    """A structure of dicts, lists, tuples and `None` as bytes; empty where it has other types."""
+    try:
+        return structure.serialize_using_proto()
+    except ValueError:
+        return b""
+
+
+def structure_of(plain: bytes) -> Any:
+    """The inverse of `plain_structure`. Nothing is unpickled."""
+    registry = jax.tree_util.default_registry
+    return jax.tree_util.PyTreeDef.deserialize_using_proto(registry, plain)
+
+
+def pack_kinds(kinds: Sequence[Kind]) -> list[Any]:
+    """Kinds as plain values, for msgpack."""
+    return [(kind.dtype, kind.shape, kind.key) for kind in kinds]
+
+
+def unpack_kinds(packed: Sequence[Any]) -> tuple[Kind, ...]:
+    """The inverse of `pack_kinds`."""
+    return tuple(Kind(dtype, tuple(shape), key) for dtype, shape, key in packed)
+
+
+def pack(value: object) -> bytes:
+    """A plain value as msgpack."""
+    packed = msgpack.packb(value)
+    assert packed is not None
+    return packed
+
+
+def length_of(kinds: Sequence[Kind]) -> int:
+    """The length of a stream of such leaves."""
+    return sum(-(-kind.nbytes // _ALIGNMENT) * _ALIGNMENT for kind in kinds)
+
+
+class Stream:
+    """The bytes of several arrays end to end, read and written in pieces; arrays stay where they are.
+
+    Arrays that are not contiguous are copied, one by one, when the stream is made.
+    """
+
+    def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        self._views = [np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in arrays]
+        self._starts: list[int] = []
+        end = 0
+        for view in self._views:
+            self._starts.append(end)
+            end += -(-len(view) // _ALIGNMENT) * _ALIGNMENT
+        self.nbytes = end
+
+    def read(self, out: Bytes, start: int) -> None:
+        """Fills `out` with the bytes that begin at `start`; past the end it leaves it as it is."""
+        for view, at, begin, length in self._overlaps(start, len(out)):
+            out[at : at + length] = view[begin : begin + length]
+
+    def write(self, piece: Bytes, start: int) -> None:
+        """Writes a piece of the stream into the arrays."""
+        for view, at, begin, length in self._overlaps(start, len(piece)):
+            view[begin : begin + length] = piece[at : at + length]
+
+    def _overlaps(self, start: int, length: int) -> Sequence[tuple[Bytes, int, int, int]]:
+        """Arrays that share bytes with a piece: view, place in the piece, in the array, length."""
+        found: list[tuple[Bytes, int, int, int]] = []
+        number = max(0, bisect.bisect_right(self._starts, start) - 1)
+        for view, first in zip(self._views[number:], self._starts[number:], strict=True):
+            if first >= start + length:
+                break
+            low, high = max(start, first), min(start + length, first + len(view))
+            if low < high:
+                found.append((view, low - start, low - first, high - low))
+        return found
+
+    def tobytes(self) -> bytes:
+        """All of the stream."""
+        out = np.zeros(self.nbytes, np.uint8)
+        self.read(out, 0)
+        return out.tobytes()
