@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hostmesh import _run
+from hostmesh import _lines, _run
 from hostmesh._cluster import free_port
 
 PREAMBLE = """
@@ -178,6 +178,38 @@ def test_the_first_failure_in_time_is_blamed_and_not_those_that_follow(tmp_path:
     assert text.endswith(
         "  a last word\nended before: 3: exit status 0\nended then: 0: exit status 9, 1: SIGTERM"
     )
+
+
+def test_who_reports_an_error_first_is_blamed_though_another_ends_before(tmp_path: Path):
+    program = """
+    if me == 0:
+        Path(os.environ["HOSTMESH_FAILURES"]).write_text("0\\n")
+        (here / "reported.pid").write_text(str(os.getpid()))
+        time.sleep(1)  # as an interpreter with much to tear down
+        print("my fault")
+        sys.exit(1)
+    wait_for(3)
+    sys.exit(8)
+    """
+    result, _ = run(tmp_path, program, devices=(1, 1))
+    assert result.first_failure == result.exits[0]
+    assert (result.status, result.exits[1].status) == (1, 8)
+    assert [e.stopped for e in result.exits] == [False, True]
+    assert result.exits[0].last_lines == ("my fault",)
+
+
+def test_who_is_killed_is_blamed_though_another_reports_an_error(tmp_path: Path):
+    program = """
+    if me == 0:
+        Path(os.environ["HOSTMESH_FAILURES"]).write_text("0\\n")
+        (here / "reported.pid").write_text(str(os.getpid()))
+        time.sleep(60)
+    wait_for(3)
+    os.kill(os.getpid(), signal.SIGSEGV)
+    """
+    result, _ = run(tmp_path, program, devices=(1, 1))
+    assert result.first_failure == result.exits[1]
+    assert result.status == 128 + signal.SIGSEGV
 
 
 def test_a_process_that_is_killed_has_the_status_of_a_shell(tmp_path: Path):
@@ -357,4 +389,4 @@ def test_a_command_that_cannot_be_started_is_an_error(tmp_path: Path):
 
 
 def test_the_numbers_of_many_processes_line_up():
-    assert list(_run._prefixes(11, False))[::10] == [b"[ 0] ", b"[10] "]
+    assert list(_lines.prefixes(11, False))[::10] == [b"[ 0] ", b"[10] "]

@@ -74,9 +74,10 @@ def _caller() -> str:
 
 
 def _suspects() -> list[str]:
+    # A module moves to the end of sys.modules when its import is done: hostmesh with its parts.
     before = itertools.takewhile(lambda item: item[0] != _HERE, list(sys.modules.items()))
     using = [name.partition(".")[0] for name, module in before if _uses_jax(module)]
-    return [name for name in dict.fromkeys(using) if name not in ("jax", "jaxlib")]
+    return [name for name in dict.fromkeys(using) if name not in ("jax", "jaxlib", _HERE)]
 
 
 def _uses_jax(module: object) -> bool:

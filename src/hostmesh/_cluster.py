@@ -16,6 +16,7 @@ COORDINATOR = "HOSTMESH_COORDINATOR"
 PROCESSES = "HOSTMESH_PROCESSES"
 PROCESS = "HOSTMESH_PROCESS"
 DEVICES = "HOSTMESH_DEVICES"
+FAILURES = "HOSTMESH_FAILURES"  # a file of numbers: of the processes that raised, in order
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from . import _jax
-from ._cluster import member_from_environment
+from ._cluster import FAILURES, member_from_environment
 
 _END = "hostmesh/end"
 _COUNT = "hostmesh/count"  # of the processes that came to their end
@@ -72,6 +72,9 @@ class _End:
     ) -> None:
         """Tells all processes that this one failed, unless another did before."""
         self._failed = True
+        if FAILURES in os.environ:
+            with suppress(OSError), open(os.environ[FAILURES], "a") as reports:
+                reports.write(f"{self._process}\n")
         line = "".join(traceback.format_exception_only(kind, error)).strip()
         text = "".join(traceback.format_exception(kind, error, trace))
         self._write(line[:500], text[-_TRACEBACK_CHARACTERS:])

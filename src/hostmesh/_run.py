@@ -6,39 +6,29 @@ Plain processes under a plain `python`: nothing runs in them but the program, so
 
 from __future__ import annotations
 
-import collections
 import os
 import queue
-import re
 import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import BinaryIO
 
-from ._cluster import members
+from ._cluster import FAILURES, members
+from ._lines import Printer
 
 GRACE = 5.0  # seconds from the request to end (SIGTERM, or the forwarded signal) to SIGKILL
 TIMED_OUT = 124  # the status that coreutils' `timeout` gives
 UNREAD = 128 + signal.SIGPIPE  # the output was closed, by `head` for one
-_LAST_LINES = 20
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FORWARDED = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
-
-# Lines of JAX's C++ side that every run has and that say nothing about the program. Several threads
-# write the first at a time, so that its parts may come in any order.
-_NOISE = re.compile(
-    rb"(\[Gloo\] Rank |\d+ is connected to \d+ peer ranks\. "
-    rb"Expected number of connected peer ranks is : \d+)+\s*$"
-    rb"|W.*preemption_notifier\.cc.*SIGTERM caught"
-)
-# Frames of a C++ stack: printed, but not among the last lines, which they would fill.
-_FRAME = re.compile(r"\s+@ +0x")
 
 # Holds the other end of a pipe from the launcher. When the launcher dies, by SIGKILL even, the pipe
 # ends and the guard ends the process groups that are left. A parent-death signal would reach the
@@ -57,7 +47,7 @@ for group in groups:
 @dataclass(frozen=True)
 class Exit:
     """How one process ended: `status` as a shell has it (128 + n for signal n), `seconds` after
-    the start; `stopped` if that was after the launcher had begun to end the run."""
+    the start; `stopped` if another failed first, or the run was told to end, before."""
 
     process: int
     status: int
@@ -107,10 +97,11 @@ def run(
     [b'[0]', b'hello']
     """
     events: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
-    printer = _Printer(output or sys.stdout.buffer, len(devices), verbose)
+    printer = Printer(output or sys.stdout.buffer, len(devices), verbose)
     places = members(devices, port=port)
     start = time.monotonic()
-    with _forwarding(events), _guard() as guard:
+    with _forwarding(events), _guard() as guard, tempfile.TemporaryDirectory() as folder:
+        reports = Path(folder) / "failures"
         children: list[_Child] = []
         try:
             for place in places:
@@ -118,11 +109,12 @@ def run(
                     **os.environ,
                     "PYTHONUNBUFFERED": "1",
                     "PYTHONFAULTHANDLER": "1",  # a SIGABRT, or a crash, prints Python's stacks
+                    FAILURES: str(reports),
                     **place.environment(),
                     **(environment or {}),
                 }
                 children.append(_Child(place.process, command, env, printer, events, guard))
-            return _watch(children, events, printer, start, timeout)
+            return _watch(children, events, printer, reports, start, timeout)
         finally:
             for child in children:
                 child.send(signal.SIGKILL)
@@ -133,19 +125,20 @@ def run(
 def _watch(
     children: Sequence[_Child],
     events: queue.SimpleQueue[tuple[str, int]],
-    printer: _Printer,
+    printer: Printer,
+    reports: Path,
     start: float,
     timeout: float | None,
 ) -> Result:
     exits: dict[int, Exit] = {}
-    first: Exit | None = None
+    first: int | None = None
     status = 0
     ending = False
     deadline = float("inf") if timeout is None else start + timeout
 
     def tell(number: signal.Signals) -> float:
         for child in children:
-            if child.process not in exits:
+            if child.process not in exits and (child.process != first or number == signal.SIGKILL):
                 child.send(number)
         return time.monotonic() + GRACE
 
@@ -167,7 +160,8 @@ def _watch(
             code = children[value].code
             exits[value] = Exit(value, code, time.monotonic() - start, ending, ())
             if code and not ending:
-                ending, status, first = True, code, exits[value]
+                ending, status, first = True, code, _cause(value, code, reports)
+                exits[value] = replace(exits[value], stopped=value != first)
                 deadline = tell(signal.SIGTERM)
         elif value not in _ENDING and kind == "signal":
             tell(signal.Signals(value))
@@ -181,7 +175,23 @@ def _watch(
         child.join()
     printer.release()
     done = [replace(exits[p], last_lines=tuple(lines)) for p, lines in enumerate(printer.last)]
-    return Result(tuple(done), first and done[first.process], status, time.monotonic() - start)
+    if first is not None:
+        done[first] = replace(done[first], stopped=False)
+        status = done[first].status or status
+    blamed = None if first is None else done[first]
+    return Result(tuple(done), blamed, status, time.monotonic() - start)
+
+
+def _cause(process: int, status: int, reports: Path) -> int:
+    """Who failed first when `process` is the first that ended, with `status`.
+
+    A process that raised reports it, and then takes longer to end than those that lost their
+    connection to it. Only a signal that is not JAX's abort has its cause in the process itself.
+    """
+    if status <= 128 or status == 128 + signal.SIGABRT:
+        with suppress(OSError):
+            return int((reports.read_text().split() or [process])[0])
+    return process
 
 
 class _Child:
@@ -192,7 +202,7 @@ class _Child:
         process: int,
         command: Sequence[str],
         env: Mapping[str, str],
-        printer: _Printer,
+        printer: Printer,
         events: queue.SimpleQueue[tuple[str, int]],
         guard: _Guard,
     ) -> None:
@@ -238,7 +248,7 @@ class _Child:
         guard.toggle(self._popen.pid)
         events.put(("exit", self.process))
 
-    def _read(self, printer: _Printer, events: queue.SimpleQueue[tuple[str, int]]) -> None:
+    def _read(self, printer: Printer, events: queue.SimpleQueue[tuple[str, int]]) -> None:
         stream = self._popen.stdout
         assert stream is not None
         with stream:
@@ -247,60 +257,6 @@ class _Child:
                     printer.line(self.process, line)
                 except OSError:
                     events.put(("unread", signal.SIGPIPE))  # and read on: a full pipe blocks it
-
-
-class _Printer:
-    """Writes lines of all processes to one output, whole, and remembers the last of each."""
-
-    def __init__(self, output: BinaryIO, processes: int, verbose: bool) -> None:
-        self._output = output
-        self._verbose = verbose
-        self._lock = threading.Lock()
-        self._broken = False
-        self._held: list[list[bytes]] | None = None
-        self.last = [collections.deque[str](maxlen=_LAST_LINES) for _ in range(processes)]
-        self._prefixes = list(
-            _prefixes(processes, output.isatty() and "NO_COLOR" not in os.environ)
-        )
-
-    def line(self, process: int, line: bytes) -> None:
-        if not self._verbose and _NOISE.match(line):
-            return
-        text = line.decode(errors="replace").rstrip()
-        if not _FRAME.match(text):
-            self.last[process].append(text)
-        line = self._prefixes[process] + line.removesuffix(b"\n") + b"\n"
-        with self._lock:
-            if self._held is not None:
-                self._held[process].append(line)
-            else:
-                self._write([line])
-
-    def hold(self) -> None:
-        """From here on the lines are kept, to be written process by process on `release`."""
-        with self._lock:
-            self._held = [[] for _ in self.last]
-
-    def release(self) -> None:
-        with self._lock:
-            held, self._held = self._held or [], None
-            with suppress(OSError):
-                self._write(line for lines in held for line in lines)
-
-    def _write(self, lines: Iterable[bytes]) -> None:
-        if self._broken:
-            return
-        self._broken = True  # said once, by the error itself
-        self._output.write(b"".join(lines))
-        self._output.flush()
-        self._broken = False
-
-
-def _prefixes(processes: int, colour: bool) -> Iterator[bytes]:
-    width = len(str(processes - 1))
-    for process in range(processes):
-        prefix = f"[{process:>{width}}]"
-        yield (f"\x1b[{31 + process % 6}m{prefix}\x1b[0m " if colour else f"{prefix} ").encode()
 
 
 class _Guard:

@@ -1,0 +1,75 @@
+"""The lines of several processes on one output: each behind its process's number, the last kept."""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import BinaryIO
+
+_LAST_LINES = 20
+# Lines of JAX's C++ side that every run has and that say nothing about the program. Several threads
+# write the first at a time, so that its parts may come in any order.
+_NOISE = re.compile(
+    rb"(?=.*(\[Gloo\]|connected to|peer ranks))"
+    rb"(\[Gloo\] Rank |\d+| is connected to | peer ranks\. "
+    rb"|Expected number of connected peer ranks is : )+\s*$"
+    rb"|W.*preemption_notifier\.cc.*SIGTERM caught"
+)
+# Frames of a C++ stack: printed, but not among the last lines, which they would fill.
+_FRAME = re.compile(r"\s+@ +0x")
+
+
+class Printer:
+    """Writes lines of all processes to one output, whole, and remembers the last of each."""
+
+    def __init__(self, output: BinaryIO, processes: int, verbose: bool) -> None:
+        self._output = output
+        self._verbose = verbose
+        self._lock = threading.Lock()
+        self._broken = False
+        self._held: list[list[bytes]] | None = None
+        self.last = [collections.deque[str](maxlen=_LAST_LINES) for _ in range(processes)]
+        self.prefixes = list(prefixes(processes, output.isatty() and "NO_COLOR" not in os.environ))
+
+    def line(self, process: int, line: bytes) -> None:
+        if not self._verbose and _NOISE.match(line):
+            return
+        text = line.decode(errors="replace").rstrip()
+        if not _FRAME.match(text):
+            self.last[process].append(text)
+        line = self.prefixes[process] + line.removesuffix(b"\n") + b"\n"
+        with self._lock:
+            if self._held is not None:
+                self._held[process].append(line)
+            else:
+                self._write([line])
+
+    def hold(self) -> None:
+        """From here on the lines are kept, to be written process by process on `release`."""
+        with self._lock:
+            self._held = [[] for _ in self.last]
+
+    def release(self) -> None:
+        with self._lock:
+            held, self._held = self._held or [], None
+            with suppress(OSError):
+                self._write(line for lines in held for line in lines)
+
+    def _write(self, lines: Iterable[bytes]) -> None:
+        if self._broken:
+            return
+        self._broken = True  # said once, by the error itself
+        self._output.write(b"".join(lines))
+        self._output.flush()
+        self._broken = False
+
+
+def prefixes(processes: int, colour: bool) -> Iterator[bytes]:
+    width = len(str(processes - 1))
+    for process in range(processes):
+        prefix = f"[{process:>{width}}]"
+        yield (f"\x1b[{31 + process % 6}m{prefix}\x1b[0m " if colour else f"{prefix} ").encode()
