@@ -12,7 +12,8 @@ Each process has a pytest session of its own, which collects the test's file and
 pytest does: fixtures, parametrization, `skipif`, `xfail`, `monkeypatch`, `capsys` and rewritten
 assertions work there, with the cluster's devices. Two things differ. `tmp_path` is one directory,
 shared by all processes of the test. And every fixture, whatever its scope, ends with the test;
-then JAX's settings, the environment and the working directory are put back.
+then JAX's settings, the environment and the working directory are put back. (With hypothesis, all
+processes must draw the same examples: `@settings(derandomize=True, database=None)`.)
 
 A test fails if it fails in any process, skips if it skips in all, and is an expected failure if
 it is one in any and fails in none. The report shows each distinct traceback once, with the

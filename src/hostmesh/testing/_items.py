@@ -53,6 +53,8 @@ class ClusterItem(pytest.Item):
         self.keywords.update(function.keywords)
         self.extra_keyword_matches = set(function.extra_keyword_matches)
         self._info = function.reportinfo()
+        # As collected in a worker: xdist may add a group's name to an item's own.
+        self._name_there = f"{function.parent and function.parent.nodeid}::{function.name}"
         self._verdict: Verdict | None = None
         mark = function.get_closest_marker("multiprocess")
         assert mark is not None
@@ -98,7 +100,7 @@ class ClusterItem(pytest.Item):
         if run is None or run.passed:
             run = pool.run(self._shape, ("collect", str(self.path)), START_TIMEOUT)
         if run.passed:
-            message = ("test", self.nodeid, str(self._directory()))
+            message = ("test", self._name_there, str(self._directory()))
             run = pool.run(self._shape, message, self._timeout)
         return run
 
@@ -119,7 +121,7 @@ def replace(items: list[pytest.Item]) -> int:
         if isinstance(item, pytest.Function) and item.get_closest_marker("multiprocess"):
             assert item.parent is not None
             items[i] = ClusterItem.from_parent(  # pyright: ignore[reportUnknownMemberType]
-                item.parent, name=item.name, function=item
+                item.parent, name=item.name, nodeid=item.nodeid, function=item
             )
             count += 1
     return count

@@ -110,7 +110,7 @@ class Runner:
             return Answer(True, False, pickle.dumps(error_text(error)))
         if not self._reports:
             self._collected.add(path)
-        return self._answer(session.config, clean=not self._reports)
+        return self._answer(session.config, clean=True)
 
     def _test(self, session: pytest.Session, nodeid: str, directory: Path) -> Answer:
         """Runs one test; the answer is its reports and warnings."""

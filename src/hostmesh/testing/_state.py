@@ -31,8 +31,9 @@ class State:
                 os.environ.clear()
                 os.environ.update(self.environment)
             for name, value in _settings.values.items():
-                if value is not self.config[name] and value != self.config[name]:
-                    _settings.update(name, self.config[name])
+                before = self.config.get(name, value)
+                if value is not before and value != before:
+                    _settings.update(name, before)
             jax.set_mesh(None)
         except Exception:
             return False
