@@ -35,9 +35,10 @@ def _loss(x: Any, w: Any) -> Any:
 @pytest.mark.multiprocess(processes=4, devices=2)
 @pytest.mark.parametrize("kind", ["block", "interleaved"])
 def test_gradient_through_to_global_is_that_of_one_process(kind: str) -> None:
-    import hostmesh as hm
     import jax
     import numpy as np
+
+    import hostmesh as hm
 
     mesh = _mesh(kind)
     whole = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
@@ -59,7 +60,7 @@ def test_gradient_through_to_global_is_that_of_one_process(kind: str) -> None:
             hm.to_global(np.asarray(expected), mesh, spec, global_shape=(8, 16)), numpy=True
         )
         np.testing.assert_allclose(np.asarray(gradient), wanted, rtol=1e-5, atol=1e-6)
-        value, again = jax.value_and_grad(loss)(jax.numpy.asarray(local))
+        _, again = jax.value_and_grad(loss)(jax.numpy.asarray(local))
         assert np.asarray(again).shape == local.shape
         primal, pullback = jax.vjp(lambda x, spec=spec: hm.to_global(x, mesh, spec), local)
         (back,) = pullback(primal)
@@ -69,11 +70,12 @@ def test_gradient_through_to_global_is_that_of_one_process(kind: str) -> None:
 @pytest.mark.multiprocess(processes=4, devices=2)
 @pytest.mark.parametrize("kind", ["block", "interleaved"])
 def test_gradient_through_to_local_adds_the_losses_of_processes(kind: str) -> None:
-    import hostmesh as hm
     import jax
     import jax.numpy as jnp
     import numpy as np
     from jax.experimental import multihost_utils
+
+    import hostmesh as hm
 
     mesh = _mesh(kind)
     whole = np.random.default_rng(2).normal(size=(8, 16)).astype(np.float32)
@@ -120,10 +122,11 @@ def test_gradient_through_to_local_adds_the_losses_of_processes(kind: str) -> No
 
 @pytest.mark.multiprocess(processes=4, devices=2)
 def test_jvp_and_second_derivatives() -> None:
-    import hostmesh as hm
     import jax
     import numpy as np
     from jax.sharding import PartitionSpec as P
+
+    import hostmesh as hm
 
     mesh = _mesh("interleaved")
     whole = np.random.default_rng(3).normal(size=(8,)).astype(np.float32)
@@ -150,10 +153,11 @@ def test_jvp_and_second_derivatives() -> None:
 
 @pytest.mark.multiprocess(processes=4, devices=2)
 def test_vmap_adds_a_dimension_that_nothing_cuts() -> None:
-    import hostmesh as hm
     import jax
     import numpy as np
     from jax.sharding import PartitionSpec as P
+
+    import hostmesh as hm
 
     mesh = _mesh("block")
     me = jax.process_index()
@@ -167,11 +171,12 @@ def test_vmap_adds_a_dimension_that_nothing_cuts() -> None:
 
 
 def test_under_jit_the_error_says_what_to_write() -> None:
-    import hostmesh as hm
     import jax
     import numpy as np
     from jax.sharding import Mesh
     from jax.sharding import PartitionSpec as P
+
+    import hostmesh as hm
 
     mesh = Mesh(np.array(jax.devices()[:1]), ("a",))
     with pytest.raises(
