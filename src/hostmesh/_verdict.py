@@ -1,0 +1,114 @@
+"""What a round of agreement comes to: posts, and the verdict on them. Pure: no store, no devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgpack
+
+from ._config import config
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a process is about to do: in words that are compared, from where, or why it cannot."""
+
+    what: str
+    site: str
+    failure: str = ""
+
+
+@dataclass
+class Post:
+    """What one or more processes post: who calls what, and each one's data."""
+
+    calls: dict[Call, list[int]] = field(default_factory=dict[Call, list[int]])
+    data: dict[int, bytes] = field(default_factory=dict[int, bytes])
+
+    def add(self, other: Post) -> None:
+        """Takes in the post of other ranks."""
+        for call, ranks in other.calls.items():
+            self.calls.setdefault(call, []).extend(ranks)
+        self.data.update(other.data)
+
+    def packed(self) -> bytes:
+        calls = [(call.what, call.site, call.failure, ranks) for call, ranks in self.calls.items()]
+        return _pack((calls, list(self.data.items())))
+
+    @classmethod
+    def unpacked(cls, message: bytes) -> Post:
+        calls, data = msgpack.unpackb(message)
+        return cls({Call(what, site, no): ranks for what, site, no, ranks in calls}, dict(data))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a round: the data of all, in order of rank, or the error that each raises.
+
+    `ticket` numbers the rounds of some members that go on to move bytes, over all channels.
+    """
+
+    kind: str  # "agreed", "diverged", "late" or "failed"
+    rule: str = ""
+    data: tuple[bytes, ...] = ()
+    ticket: int = -1
+
+    def packed(self) -> bytes:
+        return _pack((self.kind, self.rule, self.data, self.ticket))
+
+    @classmethod
+    def unpacked(cls, message: bytes) -> Verdict:
+        kind, rule, data, ticket = msgpack.unpackb(message)
+        return cls(kind, rule, tuple(data), ticket)
+
+
+def _pack(value: object) -> bytes:
+    packed = msgpack.packb(value)
+    assert packed is not None
+    return packed
+
+
+def decide(post: Post, members: Sequence[int]) -> Verdict:
+    """The verdict on a round to which all came: pure, so that any process decides the same.
+
+    >>> calls = {Call("allgather", "train.py:4"): [0, 1], Call("barrier", "eval.py:9"): [2]}
+    >>> print(decide(Post(calls), members=[0, 1, 2]).rule)
+    processes 0-1: allgather at train.py:4; process 2: barrier at eval.py:9
+    """
+    failures = {call: ranks for call, ranks in post.calls.items() if call.failure}
+    if failures:
+        return Verdict("failed", told(failures, members))
+    compared = {(call.what, call.site if config.call_sites else "") for call in post.calls}
+    if len(compared) > 1:
+        return Verdict("diverged", told(post.calls, members))
+    data = tuple(post.data.get(rank, b"") for rank in range(len(members)))
+    return Verdict("agreed", data=data if any(data) else ())
+
+
+def told(calls: Mapping[Call, Sequence[int]], members: Sequence[int]) -> str:
+    """Who calls what, in words: ranks by call, and the process of each rank."""
+    parts: list[str] = []
+    for call, ranks in sorted(calls.items(), key=lambda item: min(item[1])):
+        failed = f" failed: {call.failure}" if call.failure else ""
+        parts.append(
+            f"{name_processes(members[r] for r in ranks)}: {call.what} at {call.site}{failed}"
+        )
+    return "; ".join(parts)
+
+
+def name_processes(numbers: Iterable[int]) -> str:
+    """Process numbers in words.
+
+    >>> name_processes([0, 1, 2, 5, 7, 8]), name_processes([3])
+    ('processes 0-2, 5, 7-8', 'process 3')
+    """
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    listed = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    single = len(runs) == 1 and runs[0][0] == runs[0][1]
+    return f"process{'' if single else 'es'} {listed}"
