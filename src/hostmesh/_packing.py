@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,13 +82,15 @@ def parcel(tree: Tree, function: str) -> Parcel:
         if type(leaf) is np.ndarray and leaf.dtype.kind in "fiub" and leaf.dtype.isnative:
             array, key = leaf, ""
         else:
-            array, key = _host_array(leaf, tree, number, function)
+            array, key = host_array(leaf, tree, number, function)
         kinds.append(Kind(array.dtype.name, array.shape, key))
         arrays.append(array)
     return Parcel(structure, tuple(kinds), tuple(arrays))
 
 
-def _host_array(leaf: Any, tree: Tree, number: int, function: str) -> tuple[npt.NDArray[Any], str]:
+def host_array(leaf: Any, tree: Tree, number: int, function: str) -> tuple[npt.NDArray[Any], str]:
+    """Leaf `number` of a tree as NumPy, and the implementation of its keys; errors name its path."""
+
     def where() -> str:
         path = jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path(tree)[number][0])
         return f"leaf {path or 'of the value'} on process {jax.process_index()} ({function})"
@@ -180,42 +182,67 @@ def length_of(kinds: Sequence[Kind]) -> int:
     return sum(-(-kind.nbytes // _ALIGNMENT) * _ALIGNMENT for kind in kinds)
 
 
-class Stream:
-    """The bytes of several arrays end to end, read and written in pieces; arrays stay where they are.
+def runs(array: npt.NDArray[Any], start: int, stop: int) -> Iterator[npt.NDArray[Any]]:
+    """Views that cover the elements `start` to `stop`, in C order, of an array of any strides.
 
-    Arrays that are not contiguous are copied, one by one, when the stream is made.
+    >>> [run.tolist() for run in runs(np.arange(12).reshape(4, 3), 1, 10)]
+    [[1, 2], [[3, 4, 5], [6, 7, 8]], [9]]
+    """
+    if array.ndim < 2:
+        yield array.reshape(-1)[start:stop]
+        return
+    row = math.prod(array.shape[1:])
+    (first, head), (last, tail) = divmod(start, row), divmod(stop, row)
+    if first == last:
+        yield from runs(array[first], head, tail)
+        return
+    if head:
+        yield from runs(array[first], head, row)
+    whole = array[first + bool(head) : last]
+    if len(whole):
+        yield whole
+    if tail:
+        yield from runs(array[last], 0, tail)
+
+
+class Stream:
+    """The bytes of several arrays end to end, read and written in pieces.
+
+    The arrays stay where they are, whatever their strides; pieces begin and end between elements.
     """
 
     def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        self._views = [np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in arrays]
+        # Contiguous arrays as plain bytes: one run each.
+        self._arrays = [a.reshape(-1).view(np.uint8) if a.flags.c_contiguous else a for a in arrays]
         self._starts: list[int] = []
         end = 0
-        for view in self._views:
+        for array in self._arrays:
             self._starts.append(end)
-            end += -(-len(view) // _ALIGNMENT) * _ALIGNMENT
+            end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
         self.nbytes = end
 
     def read(self, out: Bytes, start: int) -> None:
         """Fills `out` with the bytes that begin at `start`; past the end it leaves it as it is."""
-        for view, at, begin, length in self._overlaps(start, len(out)):
-            out[at : at + length] = view[begin : begin + length]
+        for run, place in self._overlaps(start, len(out)):
+            out[place : place + run.nbytes].view(run.dtype).reshape(run.shape)[...] = run
 
     def write(self, piece: Bytes, start: int) -> None:
         """Writes a piece of the stream into the arrays."""
-        for view, at, begin, length in self._overlaps(start, len(piece)):
-            view[begin : begin + length] = piece[at : at + length]
+        for run, place in self._overlaps(start, len(piece)):
+            run[...] = piece[place : place + run.nbytes].view(run.dtype).reshape(run.shape)
 
-    def _overlaps(self, start: int, length: int) -> Sequence[tuple[Bytes, int, int, int]]:
-        """Arrays that share bytes with a piece: view, place in the piece, in the array, length."""
-        found: list[tuple[Bytes, int, int, int]] = []
+    def _overlaps(self, start: int, length: int) -> Iterator[tuple[npt.NDArray[Any], int]]:
+        """What a piece shares with the arrays: views of them, and where each lies in the piece."""
         number = max(0, bisect.bisect_right(self._starts, start) - 1)
-        for view, first in zip(self._views[number:], self._starts[number:], strict=True):
-            if first >= start + length:
-                break
-            low, high = max(start, first), min(start + length, first + len(view))
+        while number < len(self._arrays) and (first := self._starts[number]) < start + length:
+            array = self._arrays[number]
+            low, high = max(start, first), min(start + length, first + array.nbytes)
+            place, size = low - start, array.itemsize
             if low < high:
-                found.append((view, low - start, low - first, high - low))
-        return found
+                for run in runs(array, (low - first) // size, (high - first) // size):
+                    yield run, place
+                    place += run.nbytes
+            number += 1
 
     def tobytes(self) -> bytes:
         """All of the stream."""

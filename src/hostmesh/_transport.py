@@ -122,40 +122,43 @@ def _run(
     receive(keep=0)
 
 
-def gather_messages(message: bytes, members: Members, timeout: float) -> list[bytes] | None:
-    """Every member's message, without the coordination service; `None` when time is up.
+def messages(message: bytes, members: Members) -> list[bytes]:
+    """Every member's message, of whatever length each."""
+    lengths = np.zeros(len(members), np.int64)
 
-    For agreement on public API alone. What was begun goes on in its thread when time is up: the
-    members are then out of step, and stay so.
+    def note(rank: int, piece: Bytes, start: int) -> None:
+        del start
+        lengths[rank] = piece.view(np.int64)[0]
+
+    def write_length(out: Bytes, start: int) -> None:
+        del start
+        out.view(np.int64)[0] = len(message)
+
+    def write(out: Bytes, start: int) -> None:
+        piece = np.frombuffer(message, np.uint8)[start : start + len(out)]
+        out[: len(piece)] = piece
+
+    allgather(8, members, write_length, note)
+    longest = int(lengths.max())
+    rows = np.empty((len(members), longest), np.uint8)
+
+    def keep(rank: int, piece: Bytes, start: int) -> None:
+        rows[rank, start : start + len(piece)] = piece
+
+    allgather(longest, members, write, keep)
+    return [row[:n].tobytes() for row, n in zip(rows, lengths, strict=True)]
+
+
+def gather_messages(message: bytes, members: Members, timeout: float) -> list[bytes] | None:
+    """`messages`, or `None` when time is up: for agreement on public API alone.
+
+    What was begun goes on in its thread when time is up: the members are then out of step, and stay
+    so.
     """
     found: list[bytes] = []
-
-    def work() -> None:
-        lengths = np.zeros(len(members), np.int64)
-
-        def note(rank: int, piece: Bytes, start: int) -> None:
-            del start
-            lengths[rank] = piece.view(np.int64)[0]
-
-        def write_length(out: Bytes, start: int) -> None:
-            del start
-            out.view(np.int64)[0] = len(message)
-
-        def write(out: Bytes, start: int) -> None:
-            piece = np.frombuffer(message, np.uint8)[start : start + len(out)]
-            out[: len(piece)] = piece
-
-        allgather(8, members, write_length, note)
-        longest = int(lengths.max())
-        rows = np.empty((len(members), longest), np.uint8)
-
-        def keep(rank: int, piece: Bytes, start: int) -> None:
-            rows[rank, start : start + len(piece)] = piece
-
-        allgather(longest, members, write, keep)
-        found.extend(row[:n].tobytes() for row, n in zip(rows, lengths, strict=True))
-
-    thread = threading.Thread(target=work, name="hostmesh-agree", daemon=True)
+    thread = threading.Thread(
+        target=lambda: found.extend(messages(message, members)), name="hostmesh-agree", daemon=True
+    )
     thread.start()
     thread.join(timeout)
     return found or None
