@@ -333,6 +333,12 @@ def test_a_launcher_that_is_killed_leaves_nobody(tmp_path: Path):
 
 def test_at_the_time_out_each_process_shows_its_stacks(tmp_path: Path):
     program = """
+    import resource
+
+    os.chdir(here)  # to which a core would go
+    limit = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
+
     def stuck_here():
         print(f"{me} waits")
         time.sleep(60)
