@@ -1,0 +1,1 @@
+"""A package, so that test_run may be the name of two files."""
