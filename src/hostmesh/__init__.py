@@ -1,5 +1,6 @@
 """hostmesh: host-local values to global JAX arrays and back, on any mesh of several processes."""
 
+from ._check import assert_equal as assert_equal
 from ._collectives import allgather as allgather
 from ._collectives import barrier as barrier
 from ._collectives import broadcast as broadcast

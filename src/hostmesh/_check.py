@@ -1,0 +1,232 @@
+"""Checks that processes hold the same: host-local values, and the replicas of global arrays."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+import xxhash
+from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding
+
+from . import _jax, _recipes, _values
+from ._compare import Claim, Item, Name, Subject, digests, require_equal
+from ._coordination import members_of, telling
+from ._errors import SpecError, build
+from ._packing import Kind, host_array
+from ._plan import Chunk, Plan
+from ._trees import Tree
+
+_NAN = ("bits", "equal", "unequal")
+
+
+def assert_equal(
+    tree: Tree,
+    *,
+    name: str = "",
+    nan: str = "bits",
+    processes: Sequence[int] | None = None,
+    timeout: float | None = None,
+) -> None:
+    """Raises on all processes where they do not hold the same values.
+
+    Communicates a digest of each process in one round trip, whatever the size of the values. Only
+    where digests differ are values compared, block by block.
+
+    Args:
+      tree: NumPy arrays, `jax.Array`s on this process, replicated global arrays, keys and numbers,
+        which should be the same on all processes.
+      name: what the values are, in words, for errors.
+      nan: `"bits"` compares all values by their bits: a NaN equals one of the same bits, and -0.0
+        is not 0.0. `"equal"` compares floats by value, and NaNs as equal. `"unequal"` compares
+        them by value, and NaN with nothing as equal: JAX's rule.
+      processes: those that take part; by default all.
+      timeout: seconds to wait for them; by default `config.timeout`.
+
+    Raises:
+      DivergenceError: where values differ, with the leaf, the processes that differ from most, the
+        first index where they do, both values there, how many elements differ and by how much at
+        most. It also tells of another structure, dtype or shape.
+      StragglerError, ClusterError: where a process does not come, or fails.
+
+    It reads the values once, in place. A leaf on an accelerator comes to the host meanwhile.
+
+    >>> import hostmesh, jax
+    >>> hostmesh.assert_equal({"seed": 3, "processes": jax.process_count()})
+    """
+    where = f"assert_equal {name!r}" if name else "assert_equal"
+    with telling(where, processes=processes):
+        if nan not in _NAN:
+            raise build(
+                SpecError,
+                where=where,
+                given=f"nan={nan!r}",
+                rule=f"it is one of {_NAN}",
+                advice="leave it out to compare bits",
+            )
+        members = members_of(processes, where)
+        claim = claim_of_tree(
+            tree,
+            "assert_equal",
+            members,
+            advice="make the values from the same data and seed on all processes, or take one"
+            " process's with broadcast",
+            nan=nan,
+        )
+        own = digests(claim)
+    require_equal(where, claim, own, members, timeout)
+
+
+def claim_of_tree(
+    tree: Tree, function: str, members: tuple[int, ...], advice: str, nan: str = "bits"
+) -> Claim:
+    """The claim that all members hold the values of a tree."""
+    leaves, structure = jax.tree.flatten(tree)
+    kinds: list[Kind] = []
+    items: list[Item] = []
+    for number, leaf in enumerate(leaves):
+        kind, values = _reader(leaf, tree, number, function)
+        kinds.append(kind)
+        items.append(Item((number,), members, values))
+    return claim_of_items(tree, structure, kinds, items, advice, nan)
+
+
+def claim_of_items(
+    tree: Tree,
+    structure: Any,
+    kinds: Sequence[Kind],
+    items: Sequence[Item],
+    advice: str,
+    nan: str = "bits",
+) -> Claim:
+    """The claim of some items that are whole leaves of a tree."""
+
+    def lines() -> list[tuple[str, str]]:
+        shown = [f"{_label(tree, number)}: {kind}" for number, kind in enumerate(kinds)]
+        return [*((line, line) for line in shown), (str(structure), str(structure)[:300])]
+
+    def subject(name: Name) -> Subject:
+        kind = kinds[name[0]]
+        return Subject(_label(tree, name[0]), kind, (0,) * len(kind.shape))
+
+    layout = f"{structure} {' '.join(map(str, kinds))}"
+    rule = "all processes hold the same " + ("bits" if nan == "bits" else f"values, NaNs {nan}")
+    return Claim(items, layout, lines, subject, rule, advice, nan)
+
+
+def _label(tree: Tree, number: int) -> str:
+    path = jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path(tree)[number][0])
+    return f"leaf {path}" if path else "the value"
+
+
+def _reader(
+    leaf: Any, tree: Tree, number: int, function: str
+) -> tuple[Kind, Callable[[], npt.NDArray[Any]]]:
+    """What a leaf is, and how to read it: in place where it lies in memory in one piece."""
+    key = ""
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
+        data = leaf
+        if _values.is_key(leaf.dtype):
+            key, data = str(jax.random.key_impl(leaf)), jax.random.key_data(leaf)
+        if data.is_fully_replicated and (parts := list(_jax.parts_by_device(data).values())):
+            kind = Kind(np.dtype(data.dtype).name, data.shape, key)
+            return kind, functools.partial(_jax.fetch, parts[0])
+    array, key = host_array(leaf, tree, number, function)
+    return Kind(array.dtype.name, array.shape, key), lambda: array
+
+
+def check_global(
+    level: str,
+    leaves: Sequence[Any],
+    arrays: Sequence[jax.Array],
+    structure: Any,
+    path: Callable[[int], str],
+) -> None:
+    """Checks between the processes of their meshes that global arrays are of one piece.
+
+    `level` is "shapes", or "replicas": then also that what several processes hold is the same.
+    To be called on all processes of the meshes, after `telling` of what went wrong before.
+    """
+    datas = [jax.random.key_data(a) if _values.is_key(a.dtype) else a for a in arrays]
+    plans = [_recipes.outward(_named(data), data.shape, data.dtype).plan for data in datas]
+    members = sorted(set[int]().union(*(plan.topology.processes for plan in plans)))
+    if jax.process_index() not in members:
+        return
+
+    def lines() -> list[tuple[str, str]]:
+        shown: list[tuple[str, str]] = []
+        for number, (leaf, array) in enumerate(zip(leaves, arrays, strict=True)):
+            line = f"{path(number)} {_layout_of(array)}"
+            shown.append((line, f"{line}, of local shape {np.shape(leaf)}"))
+        return [*shown, (str(structure), str(structure)[:300])]
+
+    def subject(name: Name) -> Subject:
+        number, *chunk = name
+        plan, data = plans[number], datas[number]
+        place = plan.global_index(tuple(chunk))
+        along = _replicating_axes(plan, tuple(chunk))
+        return Subject(
+            f"{path(number)}, replicated along mesh axes {along},",
+            Kind(np.dtype(data.dtype).name, plan.shard_shape),
+            tuple(cut.start for cut in place),
+        )
+
+    items = [
+        item
+        for number, (plan, data) in enumerate(zip(plans, datas, strict=True))
+        if level == "replicas" and plan.is_replicated
+        for item in _replicas(number, plan, data)
+    ]
+    claim = Claim(
+        items,
+        f"{structure} {' '.join(map(_layout_of, arrays))}",
+        lines,
+        subject,
+        "what the spec replicates is the same on all processes that hold it",
+        "pass the same values there, or cut them by the axis along which they differ",
+    )
+    name = f"to_global(check={level!r})"
+    with telling(name, processes=members):
+        own = digests(claim)
+    require_equal(name, claim, own, members, timeout=None)
+
+
+def _replicas(number: int, plan: Plan, data: jax.Array) -> list[Item]:
+    """The chunks of an array that this process holds and others too."""
+    parts = _jax.parts_by_device(data)
+    mesh = _recipes.mesh_of(_named(data)).devices.reshape(-1)
+    parts_of = {p.chunk: parts[mesh[p.position]] for p in plan.placements()}
+    return [
+        Item((number, *chunk), holders, functools.partial(_jax.fetch, part))
+        for chunk, part in sorted(parts_of.items())
+        if len(holders := plan.holders(chunk)) > 1
+    ]
+
+
+def _replicating_axes(plan: Plan, chunk: Chunk) -> str:
+    """The mesh axes along which the process changes among the devices that hold a chunk."""
+    cutting = {name for cut in plan.axes for name in cut}
+    names = [name for name, _ in plan.topology.axes if name not in cutting]
+    return ", ".join(map(repr, names))
+
+
+def _named(array: jax.Array) -> NamedSharding:
+    assert isinstance(array.sharding, NamedSharding)  # as to_global makes them
+    return array.sharding
+
+
+def _layout_of(array: jax.Array) -> str:
+    sharding = _named(array)
+    dtype = array.dtype
+    return f"{dtype}{list(array.shape)} by {sharding.spec} on {_mesh_in_words(_recipes.mesh_of(sharding))}"
+
+
+@functools.lru_cache(maxsize=64)
+def _mesh_in_words(mesh: Mesh) -> str:
+    ids = " ".join(str(device.id) for device in mesh.devices.flat)
+    shape = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    return f"mesh ({shape}) of devices {ids[:40]}, digest {xxhash.xxh3_64_hexdigest(ids.encode())}"
