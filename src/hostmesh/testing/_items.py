@@ -39,7 +39,6 @@ _KEPT_HERE: dict[str, Any] = {
     "dist": "no",
     "maxfail": 0,
 }
-_IMPORTED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
 _BASE = pytest.StashKey[Path]()
 _number = itertools.count()
 
@@ -136,8 +135,6 @@ def _session(config: pytest.Config) -> tuple[Any, ...]:
         "rootdir": str(config.rootpath),
         "inifilename": str(config.inipath) if config.inipath else None,
         "basetemp": f"{private}/basetemp",
-        # hostmesh is imported there before pytest is, which pytest warns of.
-        "pythonwarnings": [*(options.get("pythonwarnings") or ()), _IMPORTED],
         "override_ini": [*(options.get("override_ini") or ()), f"cache_dir={private}/cache"],
     }
     return "session", options, list(config.args), str(config.invocation_params.dir)

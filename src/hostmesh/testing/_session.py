@@ -7,6 +7,7 @@ parametrization, marks and rewritten assertions are what they are anywhere else.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import sys
@@ -33,13 +34,14 @@ def host(
     sys.breakpointhook = _no_breakpoint
     try:
         os.chdir(directory)
-        # The main process has the terminal and the debugger.
-        off = ["-p", "no:terminal", "-p", "no:debugging"]
+        off = ["-p", "no:debugging"]
         # This process runs hostmesh already, which an installed plugin's files are not meant to be.
         off += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]
-        config = pytest.Config.fromdictargs(options, [*off, *args])
-        config.pluginmanager.register(runner, NAME)
-        config.hook.pytest_cmdline_main(config=config)
+        # What pytest has to say, the main process says; what tests print goes on to the output.
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            config = pytest.Config.fromdictargs(options, [*off, *args])
+            config.pluginmanager.register(runner, NAME)
+            config.hook.pytest_cmdline_main(config=config)
     except BaseException as error:
         if runner.started:
             raise
@@ -79,6 +81,7 @@ class Runner:
         def test(nodeid: str, directory: str) -> Answer:
             return self._test(session, nodeid, Path(directory))
 
+        sys.stdout = sys.__stdout__  # the terminal reporter has kept the one from before
         self.started = True
         reply(self._connection, DONE)
         serve(self._connection, {"call": call, "collect": collect, "test": test})
