@@ -1,3 +1,14 @@
 """Fixtures for all tests."""
 
+import pytest
+
 pytest_plugins = ["pytester"]
+
+
+@pytest.fixture(autouse=True)
+def _names_as_asked_for(request: pytest.FixtureRequest) -> None:
+    """A test of `apis.both` really runs on the names that it says."""
+    if "public" in request.fixturenames:
+        from hostmesh import _jax
+
+        assert request.getfixturevalue("public") == _jax.PUBLIC_API

@@ -90,6 +90,10 @@ class Layout:
         """C_1 x C_2 x ...: the chunks of the process's host-local value."""
         return sorted(itertools.product(*self.held(process)))
 
+    def is_full_product(self, process: int) -> bool:
+        """Whether a process's devices hold all of its host-local value."""
+        return self.product(process) == self.chunks(process)
+
     def replica_group(self, chunk: tuple[int, ...]) -> list[int]:
         return sorted({int(self.owners[at]) for _, at in self.devices() if self.chunk(at) == chunk})
 

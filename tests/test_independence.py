@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import hostmesh as hm
 import oracle
-from test_convert import both, product
+from apis import both
 
 SHAPE = (16, 8, 8)
 
@@ -43,7 +43,7 @@ def convert_and_check(mesh: Mesh, spec: Any, layout: oracle.Layout, value: np.nd
         oracle.assert_bits_equal(hm.to_numpy(array), value)
     if me not in layout.processes:
         assert hm.to_local(array).shape == value.shape
-    elif product(layout):
+    elif layout.is_full_product(me):
         on_devices = hm.to_local(array)
         oracle.assert_bits_equal(on_devices, local)
         oracle.assert_bits_equal(hm.to_local(array, mesh, P(*spec), numpy=True), local)
@@ -126,6 +126,10 @@ def test_under_a_transfer_guard(public: bool) -> None:
             convert_and_check(mesh, spec, layout, value[:, :8, :8].copy())
             convert_and_check(mesh, spec, layout, value)
             hm.to_global([[1.5, 2], [1, 2]], mesh, P())
+            # A whole array on a device, of which chunks are cut there.
+            whole = jax.device_put(value[:16, :8, :8])
+            array = hm.to_global(whole, mesh, P(*spec), global_shape=whole.shape)
+            oracle.assert_shards(array, mesh, layout, value[:16, :8, :8])
             hm.to_global(keys, mesh, P())
 
 
@@ -144,7 +148,7 @@ def test_conversion_sends_no_message(public: bool, monkeypatch: pytest.MonkeyPat
             hm.from_shards(value.shape, array.sharding, [s.data for s in array.addressable_shards])
             if hm.is_locally_complete(array):
                 hm.to_numpy(array)
-            if product(layout):
+            if layout.is_full_product(me):
                 back = hm.to_local(array)
                 hm.to_local(array, mesh, P(*spec), numpy=True)
                 hm.to_global(back, mesh, P(*spec))

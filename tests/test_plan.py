@@ -75,8 +75,14 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(layout, shape, tuple(spec))
 
 
-everything = settings(
-    max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+everything, half = (
+    settings(
+        max_examples=count,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        database=None,
+    )
+    for count in (2000, 1000)
 )
 
 
@@ -115,7 +121,7 @@ def test_every_device_of_random_layouts(case: Case) -> None:
     assert sum(map(len, placed.values())) == plan.topology.size
 
 
-@everything
+@half
 @given(cases(), st.data())
 def test_from_local_shapes_of_random_layouts(case: Case, data: st.DataObject) -> None:
     """Each process's own shape gives back the global one; dimensions may be given whole."""
@@ -156,7 +162,7 @@ def test_from_local_shapes_of_random_layouts(case: Case, data: st.DataObject) ->
             hm.plan(case.topology, case.spec, local_shape=shapes.pop())
 
 
-@everything
+@half
 @given(cases())
 def test_replica_groups_of_random_layouts(case: Case) -> None:
     layout = case.layout
