@@ -1,7 +1,8 @@
 """What the benchmarks share: contestants raced round by round in one process group, and the table.
 
-Each round calls every contestant once, in turn, after a barrier; the order turns from round to
-round. Results are waited for within the timed region and freed after it, as in a training loop.
+Each round calls every contestant once, after a barrier, in an order shuffled anew (the same in all
+processes): who runs after whom decides what the caches hold. Results are waited for within the
+timed region and freed after it, as in a training loop.
 A round's time is the mean over the processes: they share the machine's cores, so that it is the
 work of all that counts. Ratios are of medians, and beside it the median of the rounds' own ratios,
 which a load on the machine from outside disturbs less.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -65,10 +67,8 @@ def _race(contestants: Callable[[], Contestants], rounds: int) -> Times:
 
     runners = contestants()
     times: Times = {name: [] for name in runners}
-    order = list(runners)
     for number in range(-3, rounds):  # the first three warm up
-        order.append(order.pop(0))
-        for name in order:
+        for name in random.Random(number).sample(list(runners), len(runners)):
             multihost_utils.sync_global_devices("round")
             start = time.perf_counter()
             result = jax.block_until_ready(runners[name]())

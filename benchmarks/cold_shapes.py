@@ -1,4 +1,4 @@
-"""The first conversion of 50 shapes, in 8 processes x 32 devices: against JAX's two ways."""
+"""The first conversion of 50 shapes in 8 processes x 32 devices: not slower than JAX's two ways."""
 
 from __future__ import annotations
 
