@@ -139,6 +139,11 @@ def coordination_client() -> Any:
     return None if _runtime is None else _runtime.client
 
 
+def preemption_sync_manager() -> Any:
+    """JAX's preemption sync manager, or `None` where there is none or none to be had."""
+    return None if _runtime is None else _runtime.preemption_sync_manager
+
+
 def place() -> tuple[int, int, str | None]:
     """This process, the number of processes, and the coordinator's address where it is known."""
     if _runtime is None:
