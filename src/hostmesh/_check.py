@@ -18,8 +18,8 @@ from ._compare import Claim, Item, Name, Subject, digests, require_equal
 from ._coordination import members_of, telling
 from ._errors import SpecError, build
 from ._packing import Kind, host_array
-from ._plan import Chunk, Plan
-from ._trees import Tree
+from ._plan import Plan, abridged, bounds
+from ._trees import Matched, Tree
 
 _NAN = ("bits", "equal", "unequal")
 
@@ -111,7 +111,7 @@ def claim_of_items(
 
     def subject(name: Name) -> Subject:
         kind = kinds[name[0]]
-        return Subject(_label(tree, name[0]), kind, (0,) * len(kind.shape))
+        return Subject(f"{_label(tree, name[0])} of {kind}", kind, (0,) * len(kind.shape))
 
     layout = f"{structure} {' '.join(map(str, kinds))}"
     rule = "all processes hold the same " + ("bits" if nan == "bits" else f"values, NaNs {nan}")
@@ -141,39 +141,38 @@ def _reader(
 
 def check_global(
     level: str,
-    leaves: Sequence[Any],
+    local: Tree,
+    matched: Matched,
     arrays: Sequence[jax.Array],
-    structure: Any,
-    path: Callable[[int], str],
+    processes: tuple[int, ...],
 ) -> None:
     """Checks between the processes of their meshes that global arrays are of one piece.
 
     `level` is "shapes", or "replicas": then also that what several processes hold is the same.
-    To be called on all processes of the meshes, after `telling` of what went wrong before.
     """
     datas = [jax.random.key_data(a) if _values.is_key(a.dtype) else a for a in arrays]
     plans = [_recipes.outward(_named(data), data.shape, data.dtype).plan for data in datas]
-    members = sorted(set[int]().union(*(plan.topology.processes for plan in plans)))
-    if jax.process_index() not in members:
-        return
+    structure = jax.tree.structure(local)
+
+    def label(number: int) -> str:
+        path = matched.path(number)
+        return f"leaf {path}" if path else "the value"
 
     def lines() -> list[tuple[str, str]]:
         shown: list[tuple[str, str]] = []
-        for number, (leaf, array) in enumerate(zip(leaves, arrays, strict=True)):
-            line = f"{path(number)} {_layout_of(array)}"
+        for number, (leaf, array) in enumerate(zip(matched.leaves, arrays, strict=True)):
+            line = f"{label(number)}: {_layout_of(array)}"
             shown.append((line, f"{line}, of local shape {np.shape(leaf)}"))
         return [*shown, (str(structure), str(structure)[:300])]
 
     def subject(name: Name) -> Subject:
         number, *chunk = name
-        plan, data = plans[number], datas[number]
-        place = plan.global_index(tuple(chunk))
-        along = _replicating_axes(plan, tuple(chunk))
-        return Subject(
-            f"{path(number)}, replicated along mesh axes {along},",
-            Kind(np.dtype(data.dtype).name, plan.shard_shape),
-            tuple(cut.start for cut in place),
-        )
+        plan = plans[number]
+        kind = Kind(np.dtype(datas[number].dtype).name, plan.shard_shape)
+        place = bounds(plan.global_index(tuple(chunk)), plan.global_shape)
+        along = _replicating_axes(plan)
+        words = f"{label(number)}, chunk {abridged([place])} of {kind}, replicated along {along}"
+        return Subject(words, kind, tuple(start for start, _ in place))
 
     items = [
         item
@@ -190,9 +189,9 @@ def check_global(
         "pass the same values there, or cut them by the axis along which they differ",
     )
     name = f"to_global(check={level!r})"
-    with telling(name, processes=members):
+    with telling(name, processes=processes):
         own = digests(claim)
-    require_equal(name, claim, own, members, timeout=None)
+    require_equal(name, claim, own, processes, timeout=None)
 
 
 def _replicas(number: int, plan: Plan, data: jax.Array) -> list[Item]:
@@ -207,11 +206,16 @@ def _replicas(number: int, plan: Plan, data: jax.Array) -> list[Item]:
     ]
 
 
-def _replicating_axes(plan: Plan, chunk: Chunk) -> str:
-    """The mesh axes along which the process changes among the devices that hold a chunk."""
+def _replicating_axes(plan: Plan) -> str:
+    """The mesh axes along which processes hold the same, in words."""
     cutting = {name for cut in plan.axes for name in cut}
-    names = [name for name, _ in plan.topology.axes if name not in cutting]
-    return ", ".join(map(repr, names))
+    owners = plan.topology.process_indices
+    names = [
+        repr(name)
+        for axis, (name, _) in enumerate(plan.topology.axes)
+        if name not in cutting and (owners.min(axis=axis) != owners.max(axis=axis)).any()
+    ]
+    return f"mesh {'axis' if len(names) == 1 else 'axes'} {', '.join(names)}"
 
 
 def _named(array: jax.Array) -> NamedSharding:

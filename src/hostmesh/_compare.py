@@ -277,8 +277,9 @@ class _Found:
     def __init__(self, kind: Kind, nan: str) -> None:
         self._dtype = np.dtype(kind.dtype)
         self._nan = nan
-        self._count = self._first = self._largest = 0
+        self._count = self._first = 0
         self._here = self._there = b""
+        self._largest: float | None = None  # as long as all differences are NaN
 
     def packed(self) -> list[Any]:
         return [self._count, self._first, self._here, self._there, self._largest]
@@ -293,7 +294,9 @@ class _Found:
             self._first = start // self._dtype.itemsize + int(places[0])
             self._here, self._there = here[:1].tobytes(), there[:1].tobytes()
         self._count += len(places)
-        self._largest = max(self._largest, _largest_difference(here, there))
+        sizes = _differences(here, there)
+        if len(sizes):
+            self._largest = max(sizes.max().item(), self._largest or 0)
 
     def _unequal(self, own: Bytes, other: Bytes) -> npt.NDArray[Any]:
         if self._nan == "bits" or not _is_inexact(self._dtype):
@@ -305,17 +308,17 @@ class _Found:
         return ~same.all(axis=1)
 
 
-def _largest_difference(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> Any:
+def _differences(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """By how much values differ, without those of which one is NaN."""
     if _is_inexact(a.dtype):
         wide = np.complex128 if a.dtype.kind == "c" else np.float64
         with np.errstate(all="ignore"):
             sizes = np.abs(a.astype(wide) - b.astype(wide))
-        return float(np.max(sizes, where=~np.isnan(sizes), initial=0.0))
+        return sizes[~np.isnan(sizes)]
     if a.dtype.kind != "u":
         a, b = a.astype(np.int64), b.astype(np.int64)
     # In unsigned arithmetic, modulo 2^64, the larger less the smaller is right also for int64.
-    above, below = np.maximum(a, b).astype(np.uint64), np.minimum(a, b).astype(np.uint64)
-    return int((above - below).max())
+    return np.maximum(a, b).astype(np.uint64) - np.minimum(a, b).astype(np.uint64)
 
 
 def _told(
@@ -337,13 +340,13 @@ def _told(
         told.append(
             f"{name_processes(odd)} {'differs' if len(odd) == 1 else 'differ'} from"
             f" {name_processes(others) if others else 'all, having a NaN,'} in {count} of {size}"
-            f" elements{'' if kind.key else f' by up to {largest:.6g}'}, first at {index}:"
+            f" elements{'' if kind.key or largest is None else f' by up to {largest:.6g}'}, first at {index}:"
             f" {_two_values(here, there, dtype)} on process {judge}"
         )
     if len(groups) > 4:
         more = [p for _, odd in groups[4:] for p in odd]
         told.append(f"{name_processes(more)} differ in other ways")
-    return f"{subject.label} of {kind}: {'; '.join(told)}"
+    return f"{subject.label}: {'; '.join(told)}"
 
 
 def _two_values(here: bytes, there: bytes, dtype: np.dtype[Any]) -> str:

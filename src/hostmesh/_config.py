@@ -10,7 +10,10 @@ from typing import Any
 
 from ._errors import SpecError, build
 
-_CHOICES = {"canonicalize": ("checked", "exact", "jax")}
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "canonicalize": ("checked", "exact", "jax"),
+    "check": (None, "shapes", "replicas"),
+}
 
 
 @dataclass
@@ -21,6 +24,8 @@ class Config:
       canonicalize: what becomes of 64-bit host values while JAX's x64 mode is off, where JAX makes
         them 32 bits wide. `"checked"` does so too, rounding floats, but raises for a value out of
         range; `"exact"` raises for any value that changes; `"jax"` says nothing, as JAX does.
+      check: what `to_global` checks between processes where its own `check=` says nothing else:
+        `"shapes"`, `"replicas"`, or `None`, which communicates nothing ("" in the environment).
       timeout: seconds that a collective waits for other processes, where its own `timeout=` says
         nothing else.
       call_sites: whether a collective compares file and line of the call between processes, which
@@ -37,6 +42,7 @@ class Config:
     """
 
     canonicalize: str = "checked"
+    check: str | None = None
     timeout: float = 300.0
     call_sites: bool = True
     part_bytes: int = 16 * 2**20
@@ -46,8 +52,12 @@ class Config:
         kinds = {field.name: type(field.default) for field in fields(self)}
         if name not in kinds:
             raise _config_error(name, value, f"settings are {sorted(kinds)}")
-        if name in _CHOICES and value not in _CHOICES[name]:
-            raise _config_error(name, value, f"it is one of {_CHOICES[name]}")
+        if name in _CHOICES:
+            value = value or None
+            if value not in _CHOICES[name]:
+                raise _config_error(name, value, f"it is one of {_CHOICES[name]}")
+            object.__setattr__(self, name, value)
+            return
         try:
             if kinds[name] is bool and isinstance(value, str):
                 value = {"0": False, "1": True}[value]
@@ -61,15 +71,14 @@ class Config:
     @contextlib.contextmanager
     def set(self, **settings: Any) -> Generator[None]:
         """Sets some settings for the length of a `with` block, in all threads."""
-        before = {name: getattr(self, name, None) for name in settings}
+        before = {name: getattr(self, name) for name in settings if hasattr(self, name)}
         try:
             for name, value in settings.items():
                 setattr(self, name, value)
             yield
         finally:
             for name, value in before.items():
-                if value is not None:
-                    setattr(self, name, value)
+                setattr(self, name, value)
 
 
 def _from_environment() -> Config:

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from . import _jax, _recipes, _transforms, _values
+from ._check import check_global
+from ._config import config
+from ._coordination import telling
 from ._errors import HostmeshError, ShapeError, SpecError, at, build
 from ._inward import leaf_to_global
 from ._outward import leaf_to_local
@@ -22,14 +26,14 @@ def to_global(
     specs: Tree,
     *,
     global_shape: Tree = None,
-    check: None = None,
+    check: str | None = "config",
     may_alias: bool = False,
 ) -> Tree:
     """Makes global arrays of the host-local values that each process passes.
 
     Along each dimension that the spec cuts, a process passes the chunks that its own devices hold,
     side by side in ascending order: global size = local size x all chunks / own chunks. Any mesh
-    will do: contiguous, interleaved, permuted, partial. Nothing is communicated.
+    will do: contiguous, interleaved, permuted, partial. Nothing is communicated, unless asked for.
 
     Args:
       local: a pytree of NumPy arrays, `jax.Array`s on this process's devices, PRNG keys, Python
@@ -41,7 +45,11 @@ def to_global(
         prefix of `local`.
       global_shape: the global shape, one for all leaves or a prefix pytree of shapes. With it, a
         dimension of a leaf may also be given whole; this process's chunks are then cut out of it.
-      check: `None`. Checks that communicate come with a later version.
+      check: `"shapes"` checks, by an agreement between the processes of the mesh, that structure,
+        dtypes, specs, mesh and global shapes are the same on all. `"replicas"` checks besides, by
+        digests, that values which the spec replicates are the same on all processes that hold
+        them. `None` checks nothing; the default is `hostmesh.config.check`. For traced values the
+        default checks nothing either.
       may_alias: gives the buffers of `local` up: a device may take them without a copy, and the
         caller writes to them no more. Otherwise no result shares memory that the caller can write.
 
@@ -49,8 +57,10 @@ def to_global(
       The pytree with a global `jax.Array` for each leaf, sharded by `NamedSharding(mesh, spec)`.
 
     Raises:
-      SpecError: for specs that are none of this mesh or of this pytree; for `check`; under `jit`.
+      SpecError: for specs that are none of this mesh or of this pytree; under `jit`.
       ShapeError: for a leaf whose shape, dtype or values do not fit.
+      DivergenceError, StragglerError, ClusterError: with `check`, on all processes of the mesh,
+        where what they pass does not go together, one does not come, or fails.
 
     Gradients: where several processes hold a chunk they pass one variable, and its gradient is
     that of the global array, on each of them. `jax.grad`, `vjp`, `jvp` and `vmap` work; the
@@ -63,14 +73,20 @@ def to_global(
     >>> x.shape == (4 * jax.process_count(),)
     True
     """
-    if check is not None:
-        raise build(
-            SpecError,
-            where="to_global",
-            given=f"check={check!r}",
-            rule="this version checks nothing between processes: check may only be None",
-            advice="leave it out",
-        )
+    level = _level_of(check, local)
+    processes = _processes_of(mesh, specs) if level else ()
+    if level is None or jax.process_index() not in processes:
+        matched, results = _converted(local, mesh, specs, global_shape, may_alias)
+        return matched.rebuild(results)
+    with telling(f"to_global(check={level!r})", processes=processes):
+        matched, results = _converted(local, mesh, specs, global_shape, may_alias)
+    check_global(level, local, matched, results, processes)
+    return matched.rebuild(results)
+
+
+def _converted(
+    local: Tree, mesh: Mesh | None, specs: Tree, global_shape: Tree, may_alias: bool
+) -> tuple[Matched, list[Any]]:
     matched = Matched(local, specs, "to_global", "specs")
     shapes = _shapes_for(local, matched, global_shape)
     mesh = mesh_for(mesh, matched.items, "to_global")
@@ -86,7 +102,29 @@ def to_global(
                 results.append(leaf_to_global(leaf, sharding, shape, x64, may_alias))
     except HostmeshError as error:
         raise at(error, _where("to_global", matched, len(results))) from error.__cause__
-    return matched.rebuild(results)
+    return matched, results
+
+
+def _level_of(check: str | None, local: Tree) -> str | None:
+    """What is to be checked; for traced values nothing, or an error where it is asked for."""
+    level = config.check if check == "config" else check
+    if level not in (None, "shapes", "replicas"):
+        given, rule = f"check={check!r}", "it is None, 'shapes' or 'replicas'"
+    elif level and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(local)):
+        if check == "config":
+            return None
+        given, rule = f"check={check!r} for traced values", "only values can be compared"
+    else:
+        return level
+    raise build(SpecError, where="to_global", given=given, rule=rule, advice="leave check= out")
+
+
+def _processes_of(mesh: Mesh | None, specs: Tree) -> tuple[int, ...]:
+    """The processes of the meshes that are meant, as far as they can be told before all is checked."""
+    shardings = [spec for spec in jax.tree.leaves(specs) if isinstance(spec, NamedSharding)]
+    meshes = {sharding.mesh for sharding in shardings} | {mesh or _jax.mesh_in_context()}
+    devices = [d for m in meshes if isinstance(m, Mesh) for d in m.devices.flat]
+    return tuple(sorted({device.process_index for device in devices}))
 
 
 def to_local(
