@@ -27,10 +27,11 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from . import _transport
-from ._coordination import Agreement, agree, members_of, name_processes, telling
+from . import _transport, _whole
+from ._coordination import Agreement, agree, members_of, name_processes, rank_of, telling
 from ._errors import DivergenceError, SpecError, build
 from ._packing import (
+    INLINE,
     Bytes,
     Kind,
     Parcel,
@@ -47,8 +48,7 @@ from ._packing import (
 )
 from ._trees import Tree
 
-# Streams up to this many bytes travel with the agreement: a round trip, and no program.
-INLINE = 2048
+HostArray = npt.NDArray[Any]
 
 
 def allgather(
@@ -62,13 +62,15 @@ def allgather(
     """Gives every process the values of all, stacked or joined in process order.
 
     Args:
-      tree: this process's values, equal in structure, dtypes and shapes on all.
+      tree: this process's values, equal in structure, dtypes and shapes on all. Global arrays, of
+        which other processes hold parts, may be among them.
       tiled: joins values on their first axis, whose sizes may differ, instead of stacking them on
         a new first axis.
 
     Returns:
       The tree with leaves of shape `(number of processes, *shape)`, also for a single process; with
-      `tiled`, of the sum of all first sizes.
+      `tiled`, of the sum of all first sizes. Global arrays come back whole, in their own shape;
+      each of their shards travels once, and only where some process lacks it.
 
     Raises:
       DivergenceError, StragglerError, ClusterError: see the head of this module.
@@ -80,35 +82,34 @@ def allgather(
     """
     name = f"allgather{'(tiled)' if tiled else ''}"
     with telling(name, processes=processes):
-        mine = parcel(tree, "allgather")
+        mine = parcel(tree, "allgather", with_globals=True)
         if tiled:
             _require_axes(mine, name)
+        members = members_of(processes, name)
+        globals_ = _whole.Gathering(mine.globals, members, members, name)
     compared = mine.kinds
     if tiled:
         compared = tuple(Kind(kind.dtype, kind.shape[1:], kind.key) for kind in mine.kinds)
-    what = f"{name} of {describe(str(mine.structure), compared)}"
-    inline = mine.nbytes <= INLINE and not tiled
+    what = f"{name} of {describe(str(mine.structure), compared)}{globals_.described}"
+    inline = mine.nbytes + globals_.longest <= INLINE and not tiled
     sizes = pack([kind.shape[0] for kind in mine.kinds]) if tiled else b""
+    stream = Stream([*mine.arrays, *globals_.outgoing()])
     agreed = agree(
         what,
-        data=mine.stream().tobytes() if inline else sizes,
+        data=stream.tobytes() if inline else sizes,
         moves=not inline,
         timeout=timeout,
         processes=processes,
     )
     count = len(agreed.members)
     if tiled:
-        results, streams = _tiled_results(mine, agreed)
+        results, pieces = _tiled_results(mine, agreed)
     else:
-        results = [kind.empty((count,)) for kind in mine.kinds]
-        streams = [Stream([r[i : i + 1] for r in results]) for i in range(count)]
-    if inline:
-        for stream, message in zip(streams, agreed.data, strict=True):
-            stream.write(np.frombuffer(message, np.uint8), 0)
-    else:
-        _gather_streams(agreed, mine.stream(), streams)
-    leaves = [finished(r, kind, as_jax) for r, kind in zip(results, mine.kinds, strict=True)]
-    return jax.tree.unflatten(mine.structure, leaves)
+        results, pieces = _stacked_results(mine, count)
+    longest = max(Stream(piece).nbytes for piece in pieces) + globals_.longest
+    streams = [Stream([*p, *g]) for p, g in zip(pieces, globals_.incoming(), strict=True)]
+    _gather_streams(agreed, stream, streams, longest, inline)
+    return _tree_of(mine, results, globals_, as_jax)
 
 
 def gather(
@@ -122,6 +123,7 @@ def gather(
     """Gives process `to` the values of all, stacked in process order, and the others `None`.
 
     As `allgather`, but a process that does not keep the values holds one part of them at a time.
+    Global arrays come back whole.
 
     >>> import hostmesh, jax
     >>> gathered = hostmesh.gather(jax.process_index())
@@ -130,30 +132,27 @@ def gather(
     """
     name = f"gather(to={to})"
     with telling(name, processes=processes):
-        mine = parcel(tree, "gather")
-        keeper = _rank_of(to, processes, name)
-    what = f"{name} of {mine.described()}"
-    inline = mine.nbytes <= INLINE
+        mine = parcel(tree, "gather", with_globals=True)
+        keeper = rank_of(to, processes, name)
+        globals_ = _whole.Gathering(mine.globals, members_of(processes, name), (to,), name)
+    what = f"{name} of {mine.described()}{globals_.described}"
+    inline = mine.nbytes + globals_.longest <= INLINE
+    stream = Stream([*mine.arrays, *globals_.outgoing()])
     agreed = agree(
         what,
-        data=mine.stream().tobytes() if inline else b"",
+        data=stream.tobytes() if inline else b"",
         moves=not inline,
         timeout=timeout,
         processes=processes,
     )
-    count = len(agreed.members)
-    keeps = agreed.rank == keeper
-    results = [kind.empty((count,)) for kind in mine.kinds] if keeps else []
-    streams = [Stream([r[i : i + 1] for r in results]) for i in range(count)]
-    if not inline:
-        _gather_streams(agreed, mine.stream(), streams)
-    elif keeps:
-        for stream, message in zip(streams, agreed.data, strict=True):
-            stream.write(np.frombuffer(message, np.uint8), 0)
-    if not keeps:
+    longest = mine.nbytes + globals_.longest
+    if agreed.rank != keeper:
+        _gather_streams(agreed, stream, [Stream([]) for _ in agreed.members], longest, inline)
         return None
-    leaves = [finished(r, kind, as_jax) for r, kind in zip(results, mine.kinds, strict=True)]
-    return jax.tree.unflatten(mine.structure, leaves)
+    results, pieces = _stacked_results(mine, len(agreed.members))
+    streams = [Stream([*p, *g]) for p, g in zip(pieces, globals_.incoming(), strict=True)]
+    _gather_streams(agreed, stream, streams, longest, inline)
+    return _tree_of(mine, results, globals_, as_jax)
 
 
 def broadcast(
@@ -182,7 +181,7 @@ def broadcast(
     """
     name = f"broadcast(source={source})"
     with telling(name, processes=processes):
-        root = _rank_of(source, processes, name)
+        root = rank_of(source, processes, name)
         members = members_of(processes, name)
         is_source = members[root] == jax.process_index()
         if is_source and tree is None:
@@ -245,22 +244,40 @@ def barrier(
     agree(f"barrier {name!r}", timeout=timeout, processes=processes)
 
 
-def _gather_streams(agreed: Agreement, mine: Stream, streams: Sequence[Stream]) -> None:
+def _gather_streams(
+    agreed: Agreement, mine: Stream, streams: Sequence[Stream], longest: int, inline: bool
+) -> None:
     def take(rank: int, piece: Bytes, start: int) -> None:
         streams[rank].write(piece, start)
 
-    longest = max(mine.nbytes, *(stream.nbytes for stream in streams))
+    if inline:
+        for rank, message in enumerate(agreed.data):
+            take(rank, np.frombuffer(message, np.uint8), 0)
+        return
     with agreed.turn():
-        if len(agreed.members) == 1:
-            streams[0].write(np.frombuffer(mine.tobytes(), np.uint8), 0)
-        else:
-            _transport.allgather(longest, agreed.members, mine.read, take)
+        _transport.allgather(longest, agreed.members, mine.read, take)
 
 
-def _tiled_results(mine: Parcel, agreed: Agreement) -> tuple[list[npt.NDArray[Any]], list[Stream]]:
+def _tree_of(
+    mine: Parcel, results: Sequence[HostArray], globals_: _whole.Gathering, as_jax: bool
+) -> Tree:
+    leaves = [finished(r, kind, as_jax) for r, kind in zip(results, mine.kinds, strict=True)]
+    for (number, _, kind), result in zip(mine.globals, globals_.results, strict=True):
+        leaves.insert(number, finished(result, kind, as_jax))
+    return jax.tree.unflatten(mine.structure, leaves)
+
+
+def _stacked_results(mine: Parcel, count: int) -> tuple[list[HostArray], list[list[HostArray]]]:
+    results = [kind.empty((count,)) for kind in mine.kinds]
+    return results, [[result[i : i + 1] for result in results] for i in range(count)]
+
+
+def _tiled_results(
+    mine: Parcel, agreed: Agreement
+) -> tuple[list[HostArray], list[list[HostArray]]]:
     sizes = [msgpack.unpackb(data) for data in agreed.data]  # by process, then by leaf
-    results: list[npt.NDArray[Any]] = []
-    pieces: list[list[npt.NDArray[Any]]] = [[] for _ in sizes]
+    results: list[HostArray] = []
+    pieces: list[list[HostArray]] = [[] for _ in sizes]
     for number, kind in enumerate(mine.kinds):
         firsts = [of[number] for of in sizes]
         result = np.empty((sum(firsts), *kind.shape[1:]), np.dtype(kind.dtype))
@@ -269,7 +286,7 @@ def _tiled_results(mine: Parcel, agreed: Agreement) -> tuple[list[npt.NDArray[An
         for piece, first in zip(pieces, firsts, strict=True):
             piece.append(result[start : start + first])
             start += first
-    return results, [Stream(piece) for piece in pieces]
+    return results, pieces
 
 
 def _require_same_trees(
@@ -311,16 +328,3 @@ def _require_axes(mine: Parcel, name: str) -> None:
                 rule="tiled=True joins values on their first axis, and a scalar has none",
                 advice="leave tiled=True out to stack scalars",
             )
-
-
-def _rank_of(process: int, processes: Sequence[int] | None, name: str) -> int:
-    members = members_of(processes, name)
-    if process in members:
-        return members.index(process)
-    raise build(
-        SpecError,
-        where=f"{name} on process {jax.process_index()}",
-        given=f"process {process}",
-        rule=f"{name_processes(members)} take part",
-        advice="name one of them",
-    )

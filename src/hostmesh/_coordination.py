@@ -103,6 +103,20 @@ def members_of(processes: Sequence[int] | None, where: str) -> tuple[int, ...]:
     return members
 
 
+def rank_of(process: int, processes: Sequence[int] | None, where: str) -> int:
+    """The place of a process among those that take part."""
+    members = members_of(processes, where)
+    if process in members:
+        return members.index(process)
+    raise build(
+        SpecError,
+        where=f"{where} on process {_jax.place()[0]}",
+        given=f"process {process}",
+        rule=f"{name_processes(members)} take part",
+        advice="name one of them",
+    )
+
+
 @dataclass(frozen=True)
 class Agreement:
     """What `agree` returns: the data of the `members`, in their order."""

@@ -22,6 +22,8 @@ from ._trees import Tree
 
 Bytes = npt.NDArray[np.uint8]
 
+# Streams up to this many bytes travel with the agreement: a round trip, and no program.
+INLINE = 2048
 # Leaves begin at multiples of this in a stream: the largest size of an element.
 _ALIGNMENT = 16
 
@@ -53,11 +55,15 @@ class Kind:
 
 @dataclass(frozen=True)
 class Parcel:
-    """A tree with its leaves as NumPy arrays: what one process passes to a collective."""
+    """A tree with its leaves as NumPy arrays: what one process passes to a collective.
+
+    Global arrays are set apart, by the numbers of their leaves, where they are asked for.
+    """
 
     structure: Any
     kinds: tuple[Kind, ...]
     arrays: tuple[npt.NDArray[Any], ...]
+    globals: tuple[tuple[int, jax.Array, Kind], ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -73,19 +79,41 @@ class Parcel:
         return Stream(self.arrays)
 
 
-def parcel(tree: Tree, function: str) -> Parcel:
-    """Looks at a tree of host-local values; `ShapeError` or `SpecError` names a leaf that is none."""
+def parcel(tree: Tree, function: str, *, with_globals: bool = False) -> Parcel:
+    """Looks at a tree of host-local values; `ShapeError` or `SpecError` names a leaf that is none.
+
+    With `with_globals` arrays that are not fully addressable are taken too, as they are.
+    """
     leaves, structure = jax.tree.flatten(tree)
     kinds: list[Kind] = []
     arrays: list[npt.NDArray[Any]] = []
+    globals_: list[tuple[int, jax.Array, Kind]] = []
     for number, leaf in enumerate(leaves):
+        if with_globals and is_global(leaf):
+            data, key = key_data(leaf)
+            globals_.append((number, data, Kind(data.dtype.name, data.shape, key)))
+            continue
         if type(leaf) is np.ndarray and leaf.dtype.kind in "fiub" and leaf.dtype.isnative:
             array, key = leaf, ""
         else:
             array, key = host_array(leaf, tree, number, function)
         kinds.append(Kind(array.dtype.name, array.shape, key))
         arrays.append(array)
-    return Parcel(structure, tuple(kinds), tuple(arrays))
+    return Parcel(structure, tuple(kinds), tuple(arrays), tuple(globals_))
+
+
+def is_global(leaf: object) -> bool:
+    """Whether a leaf is an array with parts on other processes."""
+    return isinstance(leaf, jax.Array) and not (
+        isinstance(leaf, Tracer) or leaf.is_fully_addressable
+    )
+
+
+def key_data(leaf: jax.Array) -> tuple[jax.Array, str]:
+    """The data of PRNG keys and the name of their implementation; other arrays as they are."""
+    if not _values.is_key(leaf.dtype):
+        return leaf, ""
+    return jax.random.key_data(leaf), str(jax.random.key_impl(leaf))
 
 
 def host_array(leaf: Any, tree: Tree, number: int, function: str) -> tuple[npt.NDArray[Any], str]:
@@ -105,9 +133,7 @@ def host_array(leaf: Any, tree: Tree, number: int, function: str) -> tuple[npt.N
                 rule="what goes between processes outside jit must have values",
                 advice="call it outside jit, grad and vmap; inside jit use jax.lax collectives",
             )
-        if _values.is_key(leaf.dtype):
-            key = str(jax.random.key_impl(leaf))
-            leaf = jax.random.key_data(leaf)
+        leaf, key = key_data(leaf)
         if not leaf.is_fully_addressable:
             raise build(
                 ShapeError,
@@ -231,18 +257,26 @@ class Stream:
         for run, place in self._overlaps(start, len(piece)):
             run[...] = piece[place : place + run.nbytes].view(run.dtype).reshape(run.shape)
 
-    def _overlaps(self, start: int, length: int) -> Iterator[tuple[npt.NDArray[Any], int]]:
-        """What a piece shares with the arrays: views of them, and where each lies in the piece."""
+    def spans(self, start: int, length: int) -> Iterator[tuple[int, int, int, int]]:
+        """The arrays that share bytes with a piece: number, first and last byte, place in the piece.
+
+        >>> list(Stream([np.zeros(20, np.uint8), np.zeros(3)]).spans(start=16, length=24))
+        [(0, 16, 20, 0), (1, 0, 8, 16)]
+        """
         number = max(0, bisect.bisect_right(self._starts, start) - 1)
         while number < len(self._arrays) and (first := self._starts[number]) < start + length:
-            array = self._arrays[number]
-            low, high = max(start, first), min(start + length, first + array.nbytes)
-            place, size = low - start, array.itemsize
+            low, high = max(start, first), min(start + length, first + self._arrays[number].nbytes)
             if low < high:
-                for run in runs(array, (low - first) // size, (high - first) // size):
-                    yield run, place
-                    place += run.nbytes
+                yield number, low - first, high - first, low - start
             number += 1
+
+    def _overlaps(self, start: int, length: int) -> Iterator[tuple[npt.NDArray[Any], int]]:
+        """What a piece shares with the arrays: views of them, and where each lies in the piece."""
+        for number, low, high, place in self.spans(start, length):
+            array = self._arrays[number]
+            for run in runs(array, low // array.itemsize, high // array.itemsize):
+                yield run, place
+                place += run.nbytes
 
     def tobytes(self) -> bytes:
         """All of the stream."""
