@@ -149,6 +149,7 @@ def process_allgather(in_tree: Any, tiled: bool = False) -> Any:
       fully addressable) whole. Communicates.
 
     Raises:
+      SpecError: for global arrays without `tiled`, as JAX has it.
       DivergenceError, StragglerError, ClusterError: as `hostmesh.allgather`.
 
     >>> import jax, numpy as np
@@ -209,6 +210,10 @@ def reached_preemption_sync_point(step_id: int) -> bool:
             " the distributed runtime starts"
         )
     return bool(manager.reached_sync_point(step_id))
+
+
+def _at_least_1d(leaf: Any) -> Any:
+    return leaf if _is_global(leaf) or np.ndim(leaf) else np.asarray(leaf)[np.newaxis]
 
 
 def _is_global(leaf: object) -> bool:
