@@ -144,10 +144,10 @@ def conversions(me: int) -> dict[str, Row]:
             ShapeError,
             (leaf, "1e+300", "complex64"),
         ),
-        "check that is not there yet": (
-            inward(rows, check="shapes"),
+        "a check that is not there": (
+            inward(rows, check="loudly"),
             SpecError,
-            ("to_global", "check='shapes'", "may only be None", "leave it out"),
+            ("to_global", "check='loudly'", "None", "leave"),
         ),
         "specs of another structure": (
             lambda: hm.to_global(holder, block, {"params": {"b": P()}}),
