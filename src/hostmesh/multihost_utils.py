@@ -68,6 +68,7 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
     >>> x.shape, np.asarray(x.addressable_shards[0].data).tolist()
     ((4,), [0, 1, 2, 3])
     """
+    _require_specs(pspecs)
     if not any(map(_is_global, jax.tree.leaves(local_inputs))):
         return to_global(local_inputs, global_mesh, pspecs)
     # JAX takes an array that is global already as it is, whatever its layout; so does this
@@ -100,6 +101,7 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     >>> np.asarray(global_array_to_host_local_array(x, mesh, P("x"))).tolist()
     [0, 1, 2, 3]
     """
+    _require_specs(pspecs)
     return to_local(global_inputs, global_mesh, pspecs)
 
 
@@ -156,12 +158,18 @@ def process_allgather(in_tree: Any, tiled: bool = False) -> Any:
     >>> process_allgather(np.arange(2), tiled=True).shape == (2 * jax.process_count(),)
     True
     """
-    if tiled and jax.process_count() > 1:
-        in_tree = jax.tree.map(
-            lambda x: x if _is_global(x) or np.ndim(x) else np.asarray([x]), in_tree
+    if not tiled and any(map(_is_global, jax.tree.leaves(in_tree))):
+        raise build(
+            SpecError,
+            where=f"process_allgather on process {jax.process_index()}",
+            given="an array on several processes, tiled=False",
+            rule="Gathering global non-fully-addressable arrays only supports tiled=True",
+            advice="pass tiled=True, or call hostmesh.allgather, which gives such arrays whole",
         )
-    elif tiled:
+    if tiled and jax.process_count() == 1:
         return jax.tree.map(np.asarray, in_tree)
+    if tiled:
+        in_tree = jax.tree.map(_at_least_1d, in_tree)
     return allgather(in_tree, tiled=tiled)
 
 
@@ -210,6 +218,17 @@ def reached_preemption_sync_point(step_id: int) -> bool:
             " the distributed runtime starts"
         )
     return bool(manager.reached_sync_point(step_id))
+
+
+def _require_specs(pspecs: Any) -> None:
+    if None in jax.tree.leaves(pspecs, is_leaf=lambda spec: spec is None):
+        raise build(
+            SpecError,
+            where=f"pspecs on process {jax.process_index()}",
+            given=f"{pspecs}",
+            rule="`None` is not a valid input to the pspecs argument: it says nothing of a layout",
+            advice="write PartitionSpec() to replicate a value on every device",
+        )
 
 
 def _at_least_1d(leaf: Any) -> Any:
