@@ -156,6 +156,12 @@ def test_the_first_failure_in_time_is_blamed_and_not_those_that_follow(tmp_path:
     program = """
     if me == 2:
         wait_for(5)
+        try:
+            while True:  # process 3 is there
+                os.kill(int(next(here.glob("3-*.pid")).read_text()), 0)
+                time.sleep(0.01)
+        except ProcessLookupError:
+            pass
         print("a last word", file=sys.stderr)
         sys.exit(7)
     if me == 0:
