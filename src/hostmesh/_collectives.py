@@ -205,11 +205,11 @@ def broadcast(
     heads = [msgpack.unpackb(data)[0] if data else None for data in agreed.data]
     sent = msgpack.unpackb(agreed.data[root])
     with agreed.turn():
-        _require_same_trees(name, agreed, root, heads)
+        require_same_trees(name, agreed, root, heads)
         kinds = unpack_kinds(sent[2])
         # Where one process cannot know the source's types, it is an error on all.
         if None in heads and not sent[1]:
-            raise _unknown_types(name, agreed.members[heads.index(None)], sent[0])
+            raise unknown_types(name, agreed.members[heads.index(None)], sent[0])
         structure = structure_of(sent[1]) if tree is None else mine.structure
         results = [kind.empty() for kind in kinds]
         stream = Stream(results)
@@ -289,9 +289,10 @@ def _tiled_results(
     return results, pieces
 
 
-def _require_same_trees(
+def require_same_trees(
     name: str, agreed: Agreement, root: int, heads: Sequence[str | None]
 ) -> None:
+    """Raises on all members where trees that were passed are not like the one of rank `root`."""
     trees: dict[str, list[int]] = {}
     for process, head in zip(agreed.members, heads, strict=True):
         if head is not None:
@@ -307,7 +308,8 @@ def _require_same_trees(
         )
 
 
-def _unknown_types(name: str, process: int, tree: str) -> SpecError:
+def unknown_types(name: str, process: int, tree: str) -> SpecError:
+    """The error for a process that passes `None` and cannot know the types of the source's tree."""
     return build(
         SpecError,
         where=f"{name} on process {jax.process_index()}",

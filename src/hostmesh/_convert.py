@@ -74,7 +74,7 @@ def to_global(
     True
     """
     level = _level_of(check, local)
-    processes = _processes_of(mesh, specs) if level else ()
+    processes = processes_of(mesh, specs) if level else ()
     if level is None or jax.process_index() not in processes:
         matched, results = _converted(local, mesh, specs, global_shape, may_alias)
         return matched.rebuild(results)
@@ -119,7 +119,7 @@ def _level_of(check: str | None, local: Tree) -> str | None:
     raise build(SpecError, where="to_global", given=given, rule=rule, advice="leave check= out")
 
 
-def _processes_of(mesh: Mesh | None, specs: Tree) -> tuple[int, ...]:
+def processes_of(mesh: Mesh | None, specs: Tree) -> tuple[int, ...]:
     """The processes of the meshes that are meant, as far as they can be told before all is checked."""
     shardings = [spec for spec in jax.tree.leaves(specs) if isinstance(spec, NamedSharding)]
     meshes = {sharding.mesh for sharding in shardings} | {mesh or _jax.mesh_in_context()}
