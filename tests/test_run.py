@@ -351,7 +351,7 @@ def test_at_the_time_out_each_process_shows_its_stacks(tmp_path: Path):
     if me < 2:
         stuck_here()
     """
-    result, output = run(tmp_path, program, timeout=3.0)
+    result, output = run(tmp_path, program, timeout=5.0)
     assert result.status == 124
     assert result.first_failure is None
     assert [e.status for e in result.exits] == [128 + signal.SIGABRT] * 2 + [0]
