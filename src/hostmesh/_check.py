@@ -13,11 +13,11 @@ import xxhash
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
-from . import _jax, _recipes, _values
+from . import _jax, _recipes
 from ._compare import Claim, Item, Name, Subject, digests, require_equal
 from ._coordination import members_of, telling
 from ._errors import SpecError, build
-from ._packing import Kind, host_array
+from ._packing import Kind, host_array, key_data
 from ._plan import Plan, abridged, bounds
 from ._trees import Matched, Tree
 
@@ -89,7 +89,7 @@ def claim_of_tree(
     kinds: list[Kind] = []
     items: list[Item] = []
     for number, leaf in enumerate(leaves):
-        kind, values = _reader(leaf, tree, number, function)
+        kind, values = reader(leaf, tree, number, function)
         kinds.append(kind)
         items.append(Item((number,), members, values))
     return claim_of_items(tree, structure, kinds, items, advice, nan)
@@ -106,32 +106,30 @@ def claim_of_items(
     """The claim of some items that are whole leaves of a tree."""
 
     def lines() -> list[tuple[str, str]]:
-        shown = [f"{_label(tree, number)}: {kind}" for number, kind in enumerate(kinds)]
+        shown = [f"{label(tree, number)}: {kind}" for number, kind in enumerate(kinds)]
         return [*((line, line) for line in shown), (str(structure), str(structure)[:300])]
 
     def subject(name: Name) -> Subject:
         kind = kinds[name[0]]
-        return Subject(f"{_label(tree, name[0])} of {kind}", kind, (0,) * len(kind.shape))
+        return Subject(f"{label(tree, name[0])} of {kind}", kind, (0,) * len(kind.shape))
 
     layout = f"{structure} {' '.join(map(str, kinds))}"
     rule = "all processes hold the same " + ("bits" if nan == "bits" else f"values, NaNs {nan}")
     return Claim(items, layout, lines, subject, rule, advice, nan)
 
 
-def _label(tree: Tree, number: int) -> str:
+def label(tree: Tree, number: int) -> str:
+    """A leaf by its key path, in words."""
     path = jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path(tree)[number][0])
     return f"leaf {path}" if path else "the value"
 
 
-def _reader(
+def reader(
     leaf: Any, tree: Tree, number: int, function: str
 ) -> tuple[Kind, Callable[[], npt.NDArray[Any]]]:
     """What a leaf is, and how to read it: in place where it lies in memory in one piece."""
-    key = ""
     if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
-        data = leaf
-        if _values.is_key(leaf.dtype):
-            key, data = str(jax.random.key_impl(leaf)), jax.random.key_data(leaf)
+        data, key = key_data(leaf)
         if data.is_fully_replicated and (parts := list(_jax.parts_by_device(data).values())):
             kind = Kind(np.dtype(data.dtype).name, data.shape, key)
             return kind, functools.partial(_jax.fetch, parts[0])
@@ -150,18 +148,18 @@ def check_global(
 
     `level` is "shapes", or "replicas": then also that what several processes hold is the same.
     """
-    datas = [jax.random.key_data(a) if _values.is_key(a.dtype) else a for a in arrays]
+    datas = [key_data(array)[0] for array in arrays]
     plans = [_recipes.outward(_named(data), data.shape, data.dtype).plan for data in datas]
     structure = jax.tree.structure(local)
 
-    def label(number: int) -> str:
+    def name_of(number: int) -> str:
         path = matched.path(number)
         return f"leaf {path}" if path else "the value"
 
     def lines() -> list[tuple[str, str]]:
         shown: list[tuple[str, str]] = []
         for number, (leaf, array) in enumerate(zip(matched.leaves, arrays, strict=True)):
-            line = f"{label(number)}: {_layout_of(array)}"
+            line = f"{name_of(number)}: {_layout_of(array)}"
             shown.append((line, f"{line}, of local shape {np.shape(leaf)}"))
         return [*shown, (str(structure), str(structure)[:300])]
 
@@ -171,7 +169,7 @@ def check_global(
         kind = Kind(np.dtype(datas[number].dtype).name, plan.shard_shape)
         place = bounds(plan.global_index(tuple(chunk)), plan.global_shape)
         along = _replicating_axes(plan)
-        words = f"{label(number)}, chunk {abridged([place])} of {kind}, replicated along {along}"
+        words = f"{name_of(number)}, chunk {abridged([place])} of {kind}, replicated along {along}"
         return Subject(words, kind, tuple(start for start, _ in place))
 
     items = [
