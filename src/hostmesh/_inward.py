@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 
 from . import _jax, _recipes, _staging, _transforms, _values
 from ._errors import ShapeError, SpecError, build
+from ._outward import to_numpy
 from ._plan import Bounds, Chunk, Shape, bounds
 from ._topology import Topology
 
@@ -74,29 +75,28 @@ def array_to_global(
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
     # JAX made its dtype: it needs no narrowing, whatever the x64 mode is now.
     recipe = _recipes.inward(sharding, leaf.shape, np.dtype(leaf.dtype), global_shape, x64=True)
-    return _jax.assemble(recipe.aval, sharding, _move(leaf, recipe))
+    held = _shards(leaf)
+    wanted = [bounds(index, leaf.shape) for index in recipe.indices]
+    if not held.keys() >= set(wanted):
+        target = recipe.local_sharding()
+        if target is None:  # no sharding cuts it so: over the host
+            values = to_numpy(leaf)
+            chunks = zip(recipe.chunks, recipe.indices, strict=True)
+            return put_copies(recipe, {chunk: values[index] for chunk, index in chunks})
+        held = _shards(jax.device_put(leaf, target))
+    parts = [
+        jax.device_put(held[place].get(device, next(iter(held[place].values()))), device)
+        for place, device in zip(wanted, recipe.devices, strict=True)
+    ]
+    return _jax.assemble(recipe.aval, sharding, parts)
 
 
-def _move(leaf: jax.Array, recipe: _recipes.Inward) -> list[jax.Array]:
-    """The chunks of a local array on the devices that want them, from device to device."""
+def _shards(array: jax.Array) -> dict[Bounds, dict[_jax.Device, jax.Array]]:
+    """The parts of an array on this process by where they lie, and each by device."""
     held: dict[Bounds, dict[_jax.Device, jax.Array]] = {}
-    for shard in leaf.addressable_shards:
-        held.setdefault(bounds(shard.index, leaf.shape), {})[shard.device] = shard.data
-    whole: Any = None
-    parts: list[jax.Array] = []
-    for device, index in zip(recipe.devices, recipe.indices, strict=True):
-        wanted = bounds(index, leaf.shape)
-        if wanted in held:
-            part = held[wanted].get(device, next(iter(held[wanted].values())))
-        else:
-            if whole is None:
-                whole = jax.device_put(leaf, device)
-            starts, stops = zip(*wanted, strict=True)
-            # The numbers of the slice are on the host: they go along with what was asked for.
-            with jax.transfer_guard_host_to_device("allow"):
-                part = jax.lax.slice(whole, starts, stops)
-        parts.append(jax.device_put(part, device))
-    return parts
+    for shard in array.addressable_shards:
+        held.setdefault(bounds(shard.index, array.shape), {})[shard.device] = shard.data
+    return held
 
 
 def _absent_to_global(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding, x64: bool) -> jax.Array:

@@ -38,6 +38,12 @@ class Inward:
     indices: tuple[Index, ...]
     direct: bool
 
+    def local_sharding(self) -> NamedSharding | None:
+        """A sharding that cuts a host-local value as its devices want it, where there is one."""
+        if any(self.plan.whole):
+            return None
+        return outward(self.sharding, self.plan.global_shape, self.dtype).sharding
+
 
 @dataclass(frozen=True, eq=False)
 class Outward:
