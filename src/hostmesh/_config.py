@@ -32,6 +32,8 @@ class Config:
         finds an extra call of the same kind on some of them.
       part_bytes: the largest part in which a collective sends a value; what it holds beside its
         result is a few of these.
+      progress: whether a collective that takes over a second shows how far it is, on standard error
+        of the first process that takes part.
       pool_bytes: how many bytes of staging buffers that no device reads any more are kept for the
         next conversion. Reusing them saves the page faults of fresh memory.
 
@@ -46,6 +48,7 @@ class Config:
     timeout: float = 300.0
     call_sites: bool = True
     part_bytes: int = 16 * 2**20
+    progress: bool = False
     pool_bytes: int = 256 * 2**20
 
     def __setattr__(self, name: str, value: Any) -> None:

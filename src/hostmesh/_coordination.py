@@ -173,6 +173,9 @@ def agree(
     members = members_of(processes, what)
     if len(members) == 1:
         return Agreement(members, (data,))
+    if moves:
+        with telling(what, processes=processes):
+            _transport.require_thread(what, members)
     call = Call(what, call_site())
     wait = config.timeout if timeout is None else timeout
     shared = _own_channel(members)
@@ -181,13 +184,15 @@ def agree(
     if verdict.kind == "agreed":
         return Agreement(members, verdict.data or (b"",) * len(members), verdict.ticket)
     kind, advice = _ERRORS[verdict.kind]
-    raise build(
+    error = build(
         kind,
         where=f"{what} on process {_jax.place()[0]}",
         given=f"called at {call.site}, by {name_processes(members)} together",
         rule=verdict.rule,
         advice=advice,
     )
+    _mark_as_told(error, shared)
+    raise error
 
 
 @contextlib.contextmanager
@@ -199,13 +204,52 @@ def telling(what: str, *, processes: Sequence[int] | None = None) -> Generator[N
     try:
         yield
     except BaseException as error:
-        members = members_of(processes, what)
-        if len(members) > 1:
-            summary = f"{type(error).__name__}: {str(error)[:2000]}"
-            shared = _own_channel(members)
-            with shared.lock, contextlib.suppress(Exception):  # its own error is what counts
-                _rounds.post_failure(shared, Call(what, call_site(), summary))
+        tell(error, what, members_of(processes, what), str(error))
         raise
+
+
+def tell(error: BaseException, what: str, members: tuple[int, ...], words: str) -> None:
+    """Tells the processes that wait for this one of an error, in words that follow its name."""
+    if len(members) > 1:
+        shared = _own_channel(members)
+        with shared.lock, contextlib.suppress(Exception):  # its own error is what counts
+            _rounds.post_failure(
+                shared, Call(what, call_site(), f"{type(error).__name__}: {_abridged(words)}")
+            )
+        _mark_as_told(error, shared)
+
+
+def _abridged(words: str) -> str:
+    """Without the middle of what is long: an error begins with what it is, a traceback ends so."""
+    return words if len(words) <= 4000 else f"{words[:1500]}\n...\n{words[-2500:]}"
+
+
+# The folder of a channel, and the number of a round of it.
+Position = tuple[str, int]
+
+
+def position(members: tuple[int, ...]) -> Position:
+    """The next round of this thread's channel."""
+    shared = _own_channel(members)
+    return shared.folder, shared.round
+
+
+def is_told_since(error: BaseException, start: Position) -> bool:
+    """Whether a round from `start` on told all of an error, or of one that it came from."""
+    seen: list[BaseException] = []
+    chain: BaseException | None = error
+    while chain is not None and chain not in seen:
+        folder, number = getattr(chain, "_hostmesh_told", ("", -1))
+        if folder == start[0] and number >= start[1]:
+            return True
+        seen.append(chain)
+        chain = chain.__cause__ or chain.__context__
+    return False
+
+
+def _mark_as_told(error: BaseException, channel: _rounds.Channel) -> None:
+    with contextlib.suppress(AttributeError):
+        error._hostmesh_told = (channel.folder, channel.round - 1)  # pyright: ignore
 
 
 def _own_channel(members: tuple[int, ...]) -> _rounds.Channel:

@@ -178,6 +178,22 @@ def abandon_runtime() -> None:
         _runtime.client = _runtime.service = _runtime.preemption_sync_manager = None
 
 
+def thread_guard_refusal(compiled: Any) -> str:
+    """Why `jax.thread_guard` keeps this thread from running a program of several processes, or "".
+
+    It runs nothing: JAX looks at the guard first, and then finds that the argument has no parts.
+    """
+    if _array_impl is None:
+        return ""
+    missing = jax.device_put(np.uint32(0))
+    missing.delete()
+    try:
+        compiled.runtime_executable().execute_sharded([missing])
+    except jax.errors.JaxRuntimeError as error:
+        return str(error) if "thread guard" in str(error) else ""
+    return ""
+
+
 # The logger on which JAX announces each backend before it starts it.
 BACKEND_LOGGER = "jax._src.xla_bridge"
 

@@ -21,8 +21,9 @@ import numpy.typing as npt
 from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from . import _jax, _staging
+from . import _jax, _progress, _staging
 from ._config import config
+from ._errors import SpecError, build
 
 Members = tuple[int, ...]
 Bytes = npt.NDArray[np.uint8]
@@ -104,6 +105,7 @@ def _run(
                 take(rank, row.view(np.uint8)[:length], start)
 
     start = 0
+    progress = _progress.Line(nbytes, members)
     for length, size in parts(nbytes, _floor_power(largest)):
         part = _staging.buffer((rows, size), np.dtype(np.uint8))
         if fill is None or length < size:
@@ -116,10 +118,13 @@ def _run(
         aval = ShapedArray(shape, np.uint32)
         with _jax.explicit_transfers():
             whole = _jax.put(aval, stacked, [words.reshape(1, *shape[1:])], [device], True)
-        under_way.append((program(whole), start, length))
+        with jax.set_mesh(mesh):  # whatever mesh the user has set
+            under_way.append((program(whole), start, length))
         start += length
         receive(keep=_DEPTH - 1)
+        progress.show(start)
     receive(keep=0)
+    progress.end()
 
 
 def messages(message: bytes, members: Members) -> list[bytes]:
@@ -156,12 +161,54 @@ def gather_messages(message: bytes, members: Members, timeout: float) -> list[by
     so.
     """
     found: list[bytes] = []
-    thread = threading.Thread(
-        target=lambda: found.extend(messages(message, members)), name="hostmesh-agree", daemon=True
-    )
+    problems: list[Exception] = []
+
+    def work() -> None:
+        try:
+            found.extend(messages(message, members))
+        except Exception as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=work, name="hostmesh-agree", daemon=True)
     thread.start()
     thread.join(timeout)
+    for problem in problems:
+        if "thread guard" in str(problem):
+            raise _guarded("an agreement", str(problem)) from problem
+        raise problem
     return found or None
+
+
+def require_thread(what: str, members: Members) -> None:
+    """Raises where `jax.thread_guard` keeps this thread from moving bytes between processes.
+
+    Without JAX's private names it cannot tell; an agreement then fails in its own thread.
+    """
+    if not _jax.PUBLIC_API and (
+        refusal := _jax.thread_guard_refusal(_probe(process_mesh(members)))
+    ):
+        raise _guarded(what, refusal)
+
+
+def _guarded(what: str, refusal: str) -> SpecError:
+    return build(
+        SpecError,
+        where=f"{what} on process {jax.process_index()}",
+        given=f"a call in thread {threading.current_thread().name!r} under jax.thread_guard",
+        rule=f"only the thread that holds the guard may move bytes between processes: {refusal}",
+        advice="make the call in the thread that holds the guard, or end the guard before"
+        + (" (on public API hostmesh agrees in a thread of its own)" if _jax.PUBLIC_API else ""),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _probe(mesh: Mesh) -> Any:
+    """A program of its own over a mesh, which is never run."""
+    stacked = NamedSharding(mesh, PartitionSpec("process"))
+    words = jax.ShapeDtypeStruct((mesh.size,), np.uint32, sharding=stacked)
+    with jax.set_mesh(mesh):
+        with jax.set_mesh(mesh):  # whatever mesh the user has set
+        return jax.jit(lambda x: ~x, out_shardings=stacked).lower(words).compile()
 
 
 class _Turns:

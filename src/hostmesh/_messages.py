@@ -1,0 +1,146 @@
+"""Messages of any content and length between processes that do not know yet what will come.
+
+A message is a stream: a head, which tells what follows in plain values, then arrays. Whoever
+receives one makes the arrays when the head is there, and the rest is written into them as it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import jax
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from . import _transport
+from ._coordination import Agreement, agree
+from ._errors import SpecError, build
+from ._packing import INLINE, Bytes, Kind, Stream, pack, pack_kinds, unpack_kinds
+from ._verdict import name_processes
+
+_PREFIX = 8
+
+
+def outgoing(body: object, kinds: Sequence[Kind], arrays: Sequence[npt.NDArray[Any]]) -> Stream:
+    """A message of a body, which msgpack packs, and arrays of these kinds."""
+    head = pack((pack_kinds(kinds), body))
+    prefix = len(head).to_bytes(_PREFIX, "little") + head
+    return Stream([np.frombuffer(prefix, np.uint8), *arrays])
+
+
+class Incoming:
+    """A message that is arriving, piece by piece and in order."""
+
+    body: Any
+    kinds: tuple[Kind, ...]
+    arrays: list[npt.NDArray[Any]]
+
+    def __init__(self) -> None:
+        self._head = bytearray()
+        self._rest: Stream | None = None
+        self._first = 0  # where the arrays begin
+
+    def write(self, piece: Bytes, start: int) -> None:
+        """Takes the piece that begins at `start`; what lies past the message's end is not read."""
+        if self._rest is None:
+            self._head += piece.tobytes()
+            length = int.from_bytes(self._head[:_PREFIX], "little")
+            if len(self._head) < _PREFIX + length:
+                return
+            kinds, self.body = msgpack.unpackb(self._head[_PREFIX : _PREFIX + length])
+            self.kinds = unpack_kinds(kinds)
+            self.arrays = [kind.empty() for kind in self.kinds]
+            self._rest = Stream(self.arrays)
+            self._first = Stream([np.empty(_PREFIX + length, np.uint8)]).nbytes
+            self._head = bytearray()
+        skipped = max(0, self._first - start)
+        self._rest.write(piece[skipped:], start + skipped - self._first)
+
+
+@dataclass(frozen=True)
+class Posted:
+    """What a process tells of its messages when all agree; the messages themselves if small."""
+
+    longest: int
+    total: int
+    messages: list[bytes]
+    about: Any
+
+
+def trade(
+    name: str,
+    way: Literal["to all", "to each"],
+    messages: Sequence[Stream],
+    *,
+    source: int | None = None,
+    about: object = None,
+    require: Callable[[Agreement, list[Any]], None] | None = None,
+    processes: Sequence[int] | None,
+    timeout: float | None,
+) -> list[Incoming]:
+    """Agrees, and moves messages of any lengths: those that this process gets, by sender's rank.
+
+    Args:
+      name: what is compared between processes.
+      way: whether a process has one message for all, or one for each.
+      messages: this process's; none where it sends nothing.
+      source: the rank that alone sends; all by default.
+      about: a plain value for all others.
+      require: called with what all processes told, to raise the same error on each.
+      processes, timeout: as in every collective.
+    """
+    total = sum(message.nbytes for message in messages)
+    small = [m.tobytes() for m in messages] if total <= INLINE else []
+    longest = max((message.nbytes for message in messages), default=0)
+    data = pack((longest, total, small, about))
+    agreed = agree(name, data=data, moves=True, timeout=timeout, processes=processes)
+    posts = [Posted(*msgpack.unpackb(posted)) for posted in agreed.data]
+    senders = range(len(posts)) if source is None else [source]
+    incoming = {rank: Incoming() for rank in senders}
+
+    def take(rank: int, piece: Bytes, start: int) -> None:
+        if rank in incoming:
+            incoming[rank].write(piece, start)
+
+    with agreed.turn():
+        if require is not None:
+            require(agreed, [post.about for post in posts])
+        longest = max(post.longest for post in posts)
+        if all(post.total <= INLINE for post in posts):
+            which = 0 if way == "to all" else agreed.rank
+            for rank in senders:
+                take(rank, np.frombuffer(posts[rank].messages[which], np.uint8), 0)
+        elif way == "to each":
+
+            def fill(rank: int, out: Bytes, start: int) -> None:
+                if messages:
+                    messages[rank].read(out, start)
+
+            _transport.exchange(longest, agreed.members, fill, take)
+        elif source is None:
+            _transport.allgather(longest, agreed.members, messages[0].read, take)
+        else:
+            _transport.broadcast(
+                longest,
+                agreed.members,
+                messages[0].read if messages else None,
+                lambda _, piece, start: take(source, piece, start),
+            )
+    return [incoming[rank] for rank in senders]
+
+
+def one_each(pieces: object, members: Sequence[int], name: str) -> Sequence[Any]:
+    """What a process passes for each of those that take part: a list of as many."""
+    listed = cast(Sequence[Any], pieces) if isinstance(pieces, list | tuple) else None
+    if listed is not None and len(listed) == len(members):
+        return listed
+    raise build(
+        SpecError,
+        where=f"{name} on process {jax.process_index()}",
+        given=f"{type(pieces).__name__}{'' if listed is None else f' of {len(listed)}'}",
+        rule=f"it takes a list of {len(members)}, one for each of {name_processes(members)}",
+        advice="pass one for each process, None where there is nothing to send",
+    )

@@ -1,0 +1,45 @@
+"""A line on standard error that says how far a long collective is."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import jax
+
+from ._config import config
+from ._verdict import name_processes
+
+# Nothing is shown before this many seconds, and nothing more often.
+_INTERVAL = 1.0
+_MIB = 2**20
+
+
+class Line:
+    """The progress of `nbytes` from each of some processes, shown by the first of them."""
+
+    def __init__(self, nbytes: int, members: tuple[int, ...]) -> None:
+        self._nbytes = nbytes
+        self._members = members
+        self._shows = config.progress and members[0] == jax.process_index()
+        self._next = time.monotonic() + _INTERVAL
+        self._shown = False
+
+    def show(self, done: int) -> None:
+        """Says that so many bytes are done, where it is time to."""
+        if self._shows and time.monotonic() >= self._next:
+            self._write(f"{done // _MIB} of {self._nbytes // _MIB} MiB")
+            self._next = time.monotonic() + _INTERVAL
+
+    def end(self) -> None:
+        """Says that all is done, where anything was said."""
+        if self._shown:
+            self._write(f"{self._nbytes // _MIB} MiB, done", last=True)
+
+    def _write(self, words: str, last: bool = False) -> None:
+        # On a terminal each line takes the place of the one before.
+        before, after = ("\r\x1b[K", "\n" if last else "") if sys.stderr.isatty() else ("", "\n")
+        text = f"hostmesh: between {name_processes(self._members)}: {words}"
+        sys.stderr.write(f"{before}{text}{after}")
+        sys.stderr.flush()
+        self._shown = True
