@@ -206,8 +206,7 @@ def _probe(mesh: Mesh) -> Any:
     """A program of its own over a mesh, which is never run."""
     stacked = NamedSharding(mesh, PartitionSpec("process"))
     words = jax.ShapeDtypeStruct((mesh.size,), np.uint32, sharding=stacked)
-    with jax.set_mesh(mesh):
-        with jax.set_mesh(mesh):  # whatever mesh the user has set
+    with jax.set_mesh(mesh):  # whatever mesh the user has set
         return jax.jit(lambda x: ~x, out_shardings=stacked).lower(words).compile()
 
 
