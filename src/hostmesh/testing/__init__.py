@@ -1,4 +1,4 @@
-"""Multi-process tests on one machine: as functions (`run`) and as a pytest plugin.
+"""Multi-process tests on one machine: as functions (`run`) and in pytest (`hostmesh_pytest`).
 
     @pytest.mark.multiprocess(processes=4, devices=2)
     def test_something(mesh, tmp_path): ...

@@ -1,7 +1,7 @@
 """The pytest plugin: `@pytest.mark.multiprocess` and `--hostmesh-strict`.
 
-It is loaded in every pytest run where hostmesh is installed, and so imports nothing before a test
-asks for it.
+It is loaded in every pytest run where hostmesh is installed. So it is a package of its own, which
+imports hostmesh, and with it JAX, only where a test asks for it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.pluginmanager.has_plugin("hostmesh-worker"):
         return  # in a worker the tests run as they are
     if any(item.get_closest_marker("multiprocess") for item in items):
-        from ._items import replace
+        from hostmesh.testing._items import replace
 
         config.stash[_COUNT] = replace(items)
 
@@ -67,7 +67,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if _COUNT in item.config.stash:
-        from ._items import ClusterItem
+        from hostmesh.testing._items import ClusterItem
 
         if isinstance(item, ClusterItem):
             item.write(report)
@@ -78,7 +78,7 @@ def pytest_runtest_makereport(
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
     if not _strict(session.config):
         return (yield)
-    from ._strict import guard
+    from hostmesh.testing._strict import guard
 
     with guard(session.config.getoption("hostmesh_hosts")):
         return (yield)
@@ -105,7 +105,7 @@ def _strict(config: pytest.Config) -> bool:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if _COUNT in session.config.stash:
-        from ._items import owner
-        from ._pool import pool
+        from hostmesh.testing._items import owner
+        from hostmesh.testing._pool import pool
 
         pool.close(owner(session.config))
