@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from jax.experimental import multihost_utils as peer
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import hostmesh as hm
@@ -127,3 +127,25 @@ def test_the_three_reference_examples() -> None:
             oracle.assert_bits_equal(shard.data, expected[shard.index])
         out = jax.jit(lambda x: x * 2)(array)
         oracle.assert_bits_equal(hm.to_local(out, mesh, spec), local.astype(np.int32) * 2)
+
+
+def test_meshes_of_explicit_axes() -> None:
+    """The type of an array names its axes there, and programs are typed by them."""
+    explicit = (AxisType.Explicit,) * 2
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"), axis_types=explicit)
+    for rows in (8, 1 << 16):  # small shards, and such as go by buffers of the pool
+        local = np.ones((rows, 4), np.float32)
+        expected = peer.host_local_array_to_global_array(local, mesh, P("x"))
+        on_device = jax.device_put(local)
+        for got in (
+            hm.to_global(local, mesh, P("x")),
+            hm.to_global(on_device, mesh, P("x")),
+            hm.from_callback(expected.shape, mesh, P("x"), lambda _, part=local: part),
+        ):
+            same(got, expected)
+            assert jax.typeof(got) == jax.typeof(expected)
+        with jax.set_mesh(mesh):
+            total = jax.jit(lambda x, y: x + y)(got, expected)
+            back = peer.global_array_to_host_local_array(total, mesh, P("x"))
+        same(hm.to_local(total), back)
+        assert jax.typeof(hm.to_local(total)) == jax.typeof(back)

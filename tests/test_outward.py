@@ -51,3 +51,26 @@ def test_what_to_local_gives_is_the_callers(public: bool) -> None:
         back = hm.to_local(array, numpy=True)
         back[...] = -1
         oracle.assert_bits_equal(hm.to_local(array, numpy=True), local)
+
+
+@both
+def test_another_layout_than_the_array_s_own(public: bool) -> None:
+    """With mesh and specs, the host-local value of any layout; the array is resharded to it."""
+    me = jax.process_index()
+    value = oracle.noise(SHAPE, np.float32)
+    for source, spec, target, wanted in (
+        ("block", ("x",), "block", ("y",)),
+        ("block", ("x",), "permuted", (None, ("y", "x"))),
+        ("flat", ("x",), "strided", ()),
+        ("permuted", ("x",), "cube permuted", ("z",)),
+        ("diagonal", ("x", "y"), "diagonal", ("x",)),
+    ):
+        before, after = (
+            oracle.Layout(kind.axes, kind.owners, oracle.cuts_of(cuts, 3))
+            for kind, cuts in ((meshes.KINDS[source], spec), (meshes.KINDS[target], wanted))
+        )
+        array = hm.to_global(before.local(value, me), meshes.KINDS[source].mesh(), P(*spec))
+        mesh = meshes.KINDS[target].mesh()
+        for as_numpy in (False, True):
+            got = hm.to_local(array, mesh, P(*wanted), numpy=as_numpy)
+            oracle.assert_bits_equal(got, after.local(value, me))
