@@ -240,11 +240,6 @@ def conversions(me: int) -> dict[str, Row]:
             ShapeError,
             (back, "2 of its chunks are on no device of " + here.strip(), "[", "full product"),
         ),
-        "fetch_missing": (
-            outward(on_diagonal, fetch_missing=True),
-            ShapeError,
-            (back, "fetch_missing=True", "not there yet"),
-        ),
         "mesh without specs": (
             outward(whole, block),
             SpecError,
