@@ -47,7 +47,7 @@ class Config:
     check: str | None = None
     timeout: float = 300.0
     call_sites: bool = True
-    part_bytes: int = 16 * 2**20
+    part_bytes: int = 4 * 2**20
     progress: bool = False
     pool_bytes: int = 256 * 2**20
 
