@@ -93,11 +93,11 @@ def run_with(monkeypatch: pytest.MonkeyPatch, spread: list[float], single: list[
         command: list[str], devices: list[int], *, timeout: float, output: io.BytesIO
     ) -> object:
         losses = spread if len(devices) > 1 else single
-        output.writelines([b"[1] a warning\n"])
+        output.write(b"[1] a warning\n")
         for loss in losses:
-            output.writelines([f"[0] torn {MARK}{json.dumps({'loss': loss})}\n".encode()])
+            output.write(f"[0] torn {MARK}{json.dumps({'loss': loss})}\n".encode())
         told = {"correct": 500, "milliseconds": {"jax": 9.0, "hostmesh": 3.0}}
-        output.writelines([f"[0] {MARK}{json.dumps(told)}\n".encode()])
+        output.write(f"[0] {MARK}{json.dumps(told)}\n".encode())
         return _run.Result((), None, 0, 1.0)
 
     monkeypatch.setattr(_run, "run", run)

@@ -198,14 +198,14 @@ class _Lines(io.BytesIO):
         super().__init__()
         self._take, self._show = take, show
 
-    def writelines(self, lines: Iterable[Any], /) -> None:
-        for line in lines:
-            text = bytes(line).decode(errors="replace").rstrip()
-            _, mark, event = text.partition(MARK)
+    def write(self, lines: Any, /) -> int:
+        for line in bytes(lines).decode(errors="replace").splitlines():
+            _, mark, event = line.partition(MARK)
             if mark:
                 self._take(json.loads(event))
             else:
-                self._show(text)
+                self._show(line.rstrip())
+        return len(lines)
 
 
 @contextmanager
