@@ -1,0 +1,28 @@
+"""What the benchmarks of collectives share: one race against JAX, also for a row of process counts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+
+from _race import DEVICES, PROCESSES, Contestants, Row, race, table
+
+
+def main(
+    contestants: Callable[[], Contestants], work: str, bound: float, claim: str | None, rounds: int
+) -> None:
+    """Races "JAX" against "hostmesh"; the claim is for 4 processes, others show the curve."""
+    parser = argparse.ArgumentParser(description=claim)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--processes", type=int, nargs="+", default=[PROCESSES])
+    options = parser.parse_args()
+    rows: list[Row] = []
+    for processes in options.processes:
+        times = race(contestants, options.rounds, processes=processes)
+        claimed = bound if processes == PROCESSES else None
+        title = f"{work}, {processes} x {DEVICES}"
+        rows.append(Row(title, "JAX", times["JAX"], times["hostmesh"], claimed))
+    print(f"{(claim or '').splitlines()[0]} ({options.rounds} rounds, medians)")
+    print(table(rows))
+    print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")

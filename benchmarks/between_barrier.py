@@ -1,0 +1,19 @@
+"""barrier with its name agreed: at least 4x as fast as JAX's sync_global_devices."""
+
+from _between import main
+from _race import Contestants
+
+
+def contestants() -> Contestants:
+    from jax.experimental import multihost_utils
+
+    import hostmesh
+
+    return {
+        "JAX": lambda: multihost_utils.sync_global_devices("benchmark"),
+        "hostmesh": lambda: hostmesh.barrier("benchmark"),
+    }
+
+
+if __name__ == "__main__":
+    main(contestants, "barrier", 4, __doc__, rounds=60)

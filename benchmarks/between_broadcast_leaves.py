@@ -1,0 +1,21 @@
+"""broadcast of 300 leaves of 64x32: at least 60x as fast as JAX's broadcast_one_to_all."""
+
+from _between import main
+from _race import Contestants
+
+
+def contestants() -> Contestants:
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    import hostmesh
+
+    leaves = [np.random.rand(64, 32).astype(np.float32) for _ in range(300)]
+    return {
+        "JAX": lambda: multihost_utils.broadcast_one_to_all(leaves),
+        "hostmesh": lambda: hostmesh.broadcast(leaves),
+    }
+
+
+if __name__ == "__main__":
+    main(contestants, "broadcast, 300 leaves", 60, __doc__, rounds=10)
