@@ -70,7 +70,7 @@ def test_processes_and_devices(
     monkeypatch.setattr(_run, "run", run)
     result = hostmesh_run(*args, "--timeout", "7", "--port", "1234", script, "-n", "9", "--flag")
     assert result.exit_code == 0, result.output
-    options = {"timeout": 7.0, "port": 1234, "verbose": False}
+    options = {"timeout": 7.0, "port": 1234, "hosts": None, "verbose": False}
     command = [sys.executable, script, "-n", "9", "--flag"]  # its own options, not ours
     assert [(c, list(d), o) for c, d, o in seen] == [(command, devices, options)]
 

@@ -77,6 +77,12 @@ def _devices(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
     metavar="P",
     help="Port of the coordinator on 127.0.0.1.  [default: a free one]",
 )
+@click.option(
+    "--hosts",
+    type=click.IntRange(min=1),
+    metavar="H",
+    help="Spread the processes over H hosts: network namespaces (Linux, root, iproute2).",
+)
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in python -m.")
 @click.option("--verbose", is_flag=True, help="Show the lines that every JAX run has, too.")
 @click.argument("script")
@@ -86,6 +92,7 @@ def run(
     devices: tuple[int, ...],
     timeout: float | None,
     port: int | None,
+    hosts: int | None,
     module: bool,
     verbose: bool,
     script: str,
@@ -102,6 +109,7 @@ def run(
     hostmesh run -n 4 -d 2,2,1,1 -m package.train
     """
     from . import _run
+    from ._errors import HostmeshError
 
     if processes is None:
         processes = len(devices) if len(devices) > 1 else 2
@@ -114,7 +122,10 @@ def run(
         raise click.BadParameter(f"{script!r} does not exist", param_hint="SCRIPT")
     each = devices if len(devices) == processes else devices * processes
     command = [sys.executable, *(["-m"] if module else []), script, *args]
-    result = _run.run(command, each, timeout=timeout, port=port, verbose=verbose)
+    try:
+        result = _run.run(command, each, timeout=timeout, port=port, hosts=hosts, verbose=verbose)
+    except HostmeshError as error:  # of `hosts`
+        raise click.ClickException(str(error)) from None
     if text := _run.summary(result):
         click.echo(text, err=True)
     if result.status == _run.UNREAD:

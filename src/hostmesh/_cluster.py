@@ -37,23 +37,28 @@ class Member:
             DEVICES: str(self.devices),
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": str(self.devices),
-            **_without_proxy(),
+            **_without_proxy(self.coordinator.rpartition(":")[0]),
         }
 
 
-def _without_proxy() -> dict[str, str]:
-    """Keeps loopback off a proxy, to which gRPC would else go, and wait for ever."""
+def _without_proxy(host: str) -> dict[str, str]:
+    """Keeps the coordinator off a proxy, to which gRPC would else go, and wait for ever."""
     names = {name.lower(): value for name, value in os.environ.items() if value}
     if not names.keys() & {"grpc_proxy", "https_proxy", "http_proxy"}:
         return {}
     exceptions = names.get("no_grpc_proxy") or names.get("no_proxy")
-    listed = ",".join(filter(None, [exceptions, "127.0.0.1"]))
+    listed = ",".join(filter(None, [exceptions, host]))
     return {"no_grpc_proxy": listed}
 
 
-def members(devices: Sequence[int], *, port: int | None = None) -> list[Member]:
-    """The places of a cluster on loopback whose process p has `devices[p]` CPU devices."""
-    coordinator = f"127.0.0.1:{port or free_port()}"
+def members(
+    devices: Sequence[int], *, port: int | None = None, host: str = "127.0.0.1"
+) -> list[Member]:
+    """The places of a cluster whose process p has `devices[p]` CPU devices.
+
+    `host` is the address of process 0, which the coordinator takes; loopback by default.
+    """
+    coordinator = f"{host}:{port or free_port()}"
     return [Member(coordinator, p, len(devices), d) for p, d in enumerate(devices)]
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from . import _hosts
 from ._cluster import FAILURES, members
 from ._lines import Printer
 
@@ -75,6 +76,7 @@ def run(
     *,
     timeout: float | None = None,
     port: int | None = None,
+    hosts: int | None = None,
     environment: Mapping[str, str] | None = None,
     output: BinaryIO | None = None,
     verbose: bool = False,
@@ -87,7 +89,11 @@ def run(
     they started in turn are ended too, and all are when this process is killed.
 
     `environment` is added to the inherited one. The programs call `hostmesh.initialize()` to join.
-    Raises `OSError` when the command cannot be started. Does not communicate itself.
+    With `hosts` the processes are spread, in blocks, over so many network namespaces, with names
+    and addresses of their own, that are removed at the end; see `_hosts`.
+
+    Raises `OSError` when the command cannot be started, and `ClusterError` where hosts cannot be
+    made. Does not communicate itself.
 
     >>> import io, sys
     >>> output = io.BytesIO()
@@ -98,9 +104,14 @@ def run(
     """
     events: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
     printer = Printer(output or sys.stdout.buffer, len(devices), verbose)
-    places = members(devices, port=port)
     start = time.monotonic()
-    with _forwarding(events), _guard() as guard, tempfile.TemporaryDirectory() as folder:
+    with (
+        _forwarding(events),
+        _hosts.placed(len(devices), hosts) as homes,
+        _guard() as guard,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        places = members(devices, port=port, host=homes[0].address)
         reports = Path(folder) / "failures"
         children: list[_Child] = []
         try:
@@ -113,7 +124,8 @@ def run(
                     **place.environment(),
                     **(environment or {}),
                 }
-                children.append(_Child(place.process, command, env, printer, events, guard))
+                there = homes[place.process].command(command)
+                children.append(_Child(place.process, there, env, printer, events, guard))
             return _watch(children, events, printer, reports, start, timeout)
         finally:
             for child in children:

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 _MARKER = (
-    "multiprocess(processes=4, devices=2, timeout=None, env=None): run the test in every process "
-    "of a local JAX cluster; `devices` is the number of CPU devices of each, or a list with one "
-    "number for each; `timeout` is in seconds (default: the ini option hostmesh_timeout)"
+    "multiprocess(processes=4, devices=2, timeout=None, env=None, hosts=None): run the test in "
+    "every process of a local JAX cluster; `devices` is the number of CPU devices of each, or a "
+    "list with one number for each; `timeout` is in seconds (default: the ini option "
+    "hostmesh_timeout); `hosts` spreads the processes over so many network namespaces (Linux, root, iproute2)"
 )
 _COUNT = pytest.StashKey[int]()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ._report import Run
 
-_OPTIONS = ("processes", "devices", "timeout", "env")
+_OPTIONS = ("processes", "devices", "timeout", "env", "hosts")
 _JUDGED_BY_WORKERS = ("skipif", "xfail", "usefixtures")
 # Options whose work is done in the main process, as they are when not given.
 _KEPT_HERE: dict[str, Any] = {

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._cluster import members
 from .._errors import ClusterError, build
+from .._hosts import Host, placed
 from ._report import Died, Done, Ending, Run, Stopped, Waiting, outputs, processes_text, stack_text
 from ._report import unanswered as unanswered_text
 from ._worker import STACKS
@@ -47,17 +48,18 @@ _NOISE = re.compile(r"^\[Gloo\] Rank .*\n?", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Shape:
-    """What tells clusters apart: devices of each process, extra environment, and whose it is."""
+    """What tells clusters apart: devices of each process, environment, owner, number of hosts."""
 
     devices: tuple[int, ...]
     env: tuple[tuple[str, str], ...] = ()
     owner: str = ""
+    hosts: int | None = None
 
 
 class Worker:
     """One process of a cluster, as its starter sees it."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], home: Host) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115
         self.connection: Connection[Any, Any]
@@ -65,7 +67,7 @@ class Worker:
         numbers = (theirs.fileno(), self._stacks.fileno())
         boot = _BOOT.format(path=sys.path, args=(*numbers, os.getpid()))
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-c", boot],
+            home.command([sys.executable, "-u", "-c", boot]),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=self._output,
@@ -126,11 +128,15 @@ class Cluster:
 
     def __init__(self, shape: Shape) -> None:
         inherited = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
-        self._workers = [
-            Worker({**inherited, **member.environment(), **dict(shape.env)})
-            for member in members(shape.devices)
-        ]
+        self._workers: list[Worker] = []
+        self._hosts = contextlib.ExitStack()
         try:
+            homes = self._hosts.enter_context(placed(len(shape.devices), shape.hosts))
+            for member, home in zip(
+                members(shape.devices, host=homes[0].address), homes, strict=True
+            ):
+                environment = {**inherited, **member.environment(), **dict(shape.env)}
+                self._workers.append(Worker(environment, home))
             started = self._gather(START_TIMEOUT)
             if not started.passed:
                 raise _start_error(shape, started)
@@ -160,8 +166,9 @@ class Cluster:
         self.kill()
 
     def kill(self) -> None:
-        for worker in self._workers:
-            worker.kill()
+        with self._hosts:  # which go last
+            for worker in self._workers:
+                worker.kill()
 
     def _gather(self, timeout: float, starts: Sequence[int] | None = None) -> Run:
         deadline, limit = time.monotonic() + timeout, f"after {timeout:g} s"

@@ -24,13 +24,16 @@ def run(
     *,
     timeout: float = 60.0,
     env: Mapping[str, str] | None = None,
+    hosts: int | None = None,
 ) -> list[T]:
     """Calls `function(*args)` in every process of a local cluster; returns the results in order.
 
     The processes are real ones, joined by `jax.distributed`, with `devices` CPU devices each (one
     number for all, or a list with one for each process) and the extra environment variables `env`.
-    They stay warm: the next call with the same `processes`, `devices` and `env` starts none. The
-    function, its arguments and the results travel by cloudpickle.
+    They stay warm: the next call with the same `processes`, `devices`, `env` and `hosts` starts
+    none. The function, its arguments and the results travel by cloudpickle. With `hosts` the
+    processes are spread, in blocks, over so many network namespaces, with names and addresses of
+    their own (Linux, root and iproute2 only).
 
     Raises `ClusterError` when the function raises in a process, when a process dies, or when one
     has not ended after `timeout` seconds (starting apart). Its text shows each distinct traceback
@@ -40,7 +43,7 @@ def run(
     >>> run(jax.process_index, processes=2, devices=1)
     [0, 1]
     """
-    shape = shape_of(processes, devices, env)
+    shape = shape_of(processes, devices, env, hosts=hosts)
     try:
         payload = dumps((function, tuple(args)))
     except ModuleNotFoundError as error:
@@ -68,6 +71,7 @@ def shape_of(
     devices: int | Sequence[int] = 2,
     env: Mapping[str, str] | None = None,
     owner: str = "",
+    hosts: int | None = None,
 ) -> Shape:
     """The shape of a cluster, from the options that users give."""
     if processes is None:
@@ -81,7 +85,7 @@ def shape_of(
             rule=f"each of {processes} processes has 1 or more devices",
             advice="give `devices` as one number for all, or as a list with one for each process",
         )
-    return Shape(counts, tuple(sorted((env or {}).items())), owner)
+    return Shape(counts, tuple(sorted((env or {}).items())), owner, hosts)
 
 
 def _error(

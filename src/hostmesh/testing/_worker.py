@@ -55,7 +55,7 @@ def main(connection_number: int, stacks_number: int, parent: int) -> None:
         member.processes,
         member.process,
         initialization_timeout=JOIN_TIMEOUT,
-        coordinator_bind_address=member.coordinator,  # loopback alone; JAX's own is any address
+        coordinator_bind_address=member.coordinator,  # that alone; JAX's own is any address
     )
     # All processes meet here once, so that no task pays for it.
     jax.devices()  # pyright: ignore[reportUnknownMemberType]
