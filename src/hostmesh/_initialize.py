@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import jax
 
-from . import _backend_start, _exit, _jax
+from . import _backend_start, _exit, _jax, _names
 from ._cluster import member_from_environment
 from ._errors import ClusterError, build
 
@@ -82,7 +82,8 @@ def initialize(
     They then fail in their next collective, or end.
 
     Raises `ClusterError` where the layout is another than before, a JAX backend is up already,
-    SLURM's variables are incomplete, or the coordinator is not there in time.
+    SLURM's variables are incomplete, the coordinator is not there in time, or, on CPU, the own name
+    of one of several hosts resolves to loopback, so that the others could not connect to it.
 
     >>> import hostmesh
     >>> hostmesh.initialize().detector
@@ -105,6 +106,13 @@ def initialize(
     else:
         cluster = _join(found, ids, timeout, shutdown_timeout)
         _exit.arrange(shutdown_timeout)
+        _names.require_reachable(
+            cluster.process,
+            cluster.processes,
+            cluster.coordinator,
+            f"hostmesh.initialize(): {found}",
+            timeout,
+        )
     _cluster, _device_ids = cluster, ids
     _log.info("process %d of %d: %s", cluster.process, cluster.processes, found)
     return cluster
@@ -202,7 +210,7 @@ def _join(found: _Found, ids: Sequence[int] | None, timeout: float, ending: floa
             ids,
             initialization_timeout=math.ceil(timeout) + 2,
             shutdown_timeout_seconds=math.ceil(ending) + 2,
-            # The launcher's coordinator is on loopback only; JAX would open it on all interfaces.
+            # The launcher's coordinator is at that address only; JAX would open it on all.
             coordinator_bind_address=found.coordinator
             if found.detector == "hostmesh run"
             else None,
