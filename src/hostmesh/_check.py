@@ -159,7 +159,7 @@ def check_global(
     def lines() -> list[tuple[str, str]]:
         shown: list[tuple[str, str]] = []
         for number, (leaf, array) in enumerate(zip(matched.leaves, arrays, strict=True)):
-            line = f"{name_of(number)}: {_layout_of(array)}"
+            line = f"{name_of(number)}: {layout_in_words(array)}"
             shown.append((line, f"{line}, of local shape {np.shape(leaf)}"))
         return [*shown, (str(structure), str(structure)[:300])]
 
@@ -180,7 +180,7 @@ def check_global(
     ]
     claim = Claim(
         items,
-        f"{structure} {' '.join(map(_layout_of, arrays))}",
+        f"{structure} {' '.join(map(layout_in_words, arrays))}",
         lines,
         subject,
         "what the spec replicates is the same on all processes that hold it",
@@ -221,7 +221,8 @@ def _named(array: jax.Array) -> NamedSharding:
     return array.sharding
 
 
-def _layout_of(array: jax.Array) -> str:
+def layout_in_words(array: jax.Array) -> str:
+    """Dtype, shape, spec and mesh of a global array."""
     sharding = _named(array)
     dtype = array.dtype
     return f"{dtype}{list(array.shape)} by {sharding.spec} on {_mesh_in_words(_recipes.mesh_of(sharding))}"
@@ -229,6 +230,8 @@ def _layout_of(array: jax.Array) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _mesh_in_words(mesh: Mesh) -> str:
-    ids = " ".join(str(device.id) for device in mesh.devices.flat)
+    ids = [str(device.id) for device in mesh.devices.flat]
     shape = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
-    return f"mesh ({shape}) of devices {ids[:40]}, digest {xxhash.xxh3_64_hexdigest(ids.encode())}"
+    if len(ids) > 8:
+        ids[4:] = ["...", "digest", xxhash.xxh3_64_hexdigest(" ".join(ids).encode())]
+    return f"mesh ({shape}) of devices {' '.join(ids)}"

@@ -15,6 +15,7 @@ from ._config import config
 from ._coordination import telling
 from ._errors import HostmeshError, ShapeError, SpecError, at, build
 from ._inward import leaf_to_global
+from ._missing import leaves_to_local
 from ._outward import leaf_to_local
 from ._plan import Shape
 from ._trees import Matched, Tree
@@ -145,7 +146,8 @@ def to_local(
         first, *which communicates*: every process of both layouts must make the same call.
       numpy: gives NumPy arrays that the caller owns and may write, instead of `jax.Array`s on this
         process's devices.
-      fetch_missing: fetches chunks that this process holds no device for. Not there yet.
+      fetch_missing: fetches chunks of the value that this process holds no device for from those
+        that do, *which communicates*: all processes of the mesh make the same call.
 
     Returns:
       The pytree with a host-local value for each leaf: a `jax.Array` sharded over this process's
@@ -156,7 +158,9 @@ def to_local(
     Raises:
       SpecError: for specs that are none of this mesh, or an array of a layout without a plan.
       ShapeError: for a leaf that is no `jax.Array`, and where this process's devices hold only
-        part of its host-local value (on a diagonal layout, say).
+        part of its host-local value (on a diagonal layout, say), unless that is fetched.
+      DivergenceError, StragglerError, ClusterError: with `fetch_missing`, on all processes of the
+        mesh, where they do not make the same call, one does not come, or fails.
 
     Gradients: the loss is the sum of the processes' losses, so the gradient of a chunk that several
     processes hold is the sum of theirs (which communicates). To differentiate one loss for all,
@@ -172,14 +176,25 @@ def to_local(
     if specs is not None or mesh is not None:
         mesh = mesh_for(mesh, matched.items, "to_local")
     results: list[Any] = []
+    shardings: list[NamedSharding | None] = []
     sharding, last = None, None if specs is None and mesh is None else matched
     try:
         for leaf, spec in zip(matched.leaves, matched.items, strict=True):
             if spec is not last:
                 sharding, last = sharding_for(mesh, spec), spec
-            results.append(leaf_to_local(leaf, sharding, numpy, fetch_missing))
+            if fetch_missing:
+                shardings.append(sharding)
+            else:
+                results.append(leaf_to_local(leaf, sharding, numpy))
     except HostmeshError as error:
-        raise at(error, _where("to_local", matched, len(results))) from error.__cause__
+        done = len(results) + len(shardings)
+        raise at(error, _where("to_local", matched, done)) from error.__cause__
+    if fetch_missing:
+
+        def where(leaf: int) -> str:
+            return _where("to_local", matched, leaf)
+
+        results = leaves_to_local(matched.leaves, shardings, numpy, where)
     return matched.rebuild(results)
 
 
@@ -263,7 +278,7 @@ def _to_global_impl(
 
 def _to_local_impl(x: Any, *, sharding: NamedSharding, added: bool) -> jax.Array:
     del added
-    return leaf_to_local(x, sharding, numpy=False, fetch_missing=False)
+    return leaf_to_local(x, sharding, numpy=False)
 
 
 _transforms.define(_to_global_impl, _to_local_impl)

@@ -15,32 +15,25 @@ from ._errors import ShapeError, SpecError, build
 from ._plan import Bounds, Plan, abridged, bounds
 
 
-def leaf_to_local(
-    leaf: Any, sharding: NamedSharding | None, numpy: bool, fetch_missing: bool
-) -> Any:
+def leaf_to_local(leaf: Any, sharding: NamedSharding | None, numpy: bool) -> Any:
     """The host-local value of one leaf; errors are placed at the leaf by callers."""
     if isinstance(leaf, Tracer):
         return _trace_to_local(leaf, sharding)
     _check_array(leaf, "leaf")
     dtype = leaf.dtype
     if not isinstance(dtype, np.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]
-        return _keys_to_local(leaf, sharding, numpy, fetch_missing)
+        return _keys_to_local(leaf, sharding, numpy)
     own = leaf.sharding
     if not isinstance(own, NamedSharding) or sharding is not own:
-        if leaf.is_fully_addressable and not _lies_here(own, sharding):
-            return to_numpy(leaf) if numpy else leaf  # host-local already
-        if sharding is None:
-            sharding = _named(own)
-        else:
-            if len(sharding.spec) > leaf.ndim:
-                _recipes.check_rank(sharding, leaf.ndim)  # raises; JAX's comparison would fail bare
-            if not own.is_equivalent_to(sharding, leaf.ndim):
-                leaf = _reshard(leaf, sharding)
+        laid = laid_out(leaf, sharding)
+        if laid is None:
+            return to_numpy(leaf) if numpy else leaf
+        leaf, sharding = laid
     recipe = _recipes.outward(sharding, leaf.shape, dtype)
     if not recipe.sources:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     if recipe.sharding is None:
-        raise _missing(recipe.plan, fetch_missing)
+        raise _missing(recipe.plan)
     parts = _jax.parts_by_device(leaf)
     if not numpy:
         arrays = [parts[device] for device in recipe.order]
@@ -49,6 +42,25 @@ def leaf_to_local(
     for device, index in recipe.sources:
         out[index] = _jax.fetch(parts[device])
     return out
+
+
+def laid_out(
+    leaf: jax.Array, sharding: NamedSharding | None
+) -> tuple[jax.Array, NamedSharding] | None:
+    """An array in the layout that is wanted, by default its own; `None` if it is host-local already.
+
+    Reshards an array of another layout, which communicates.
+    """
+    own = leaf.sharding
+    if leaf.is_fully_addressable and not _lies_here(own, sharding):
+        return None
+    if sharding is None:
+        return leaf, _named(own)
+    if len(sharding.spec) > leaf.ndim:
+        _recipes.check_rank(sharding, leaf.ndim)  # raises; JAX's comparison would fail bare
+    if not own.is_equivalent_to(sharding, leaf.ndim):
+        leaf = _reshard(leaf, sharding)
+    return leaf, sharding
 
 
 def _lies_here(own: jax.sharding.Sharding, wanted: NamedSharding | None) -> bool:
@@ -68,14 +80,12 @@ def _named(own: jax.sharding.Sharding) -> NamedSharding:
     )
 
 
-def _keys_to_local(
-    keys: jax.Array, sharding: NamedSharding | None, numpy: bool, fetch_missing: bool
-) -> Any:
+def _keys_to_local(keys: jax.Array, sharding: NamedSharding | None, numpy: bool) -> Any:
     if numpy:
         raise _no_numpy(keys, "leaf")
     if sharding is not None:
         _recipes.check_rank(sharding, keys.ndim)
-    data = leaf_to_local(jax.random.key_data(keys), sharding, numpy, fetch_missing)
+    data = leaf_to_local(jax.random.key_data(keys), sharding, numpy)
     if isinstance(data, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(keys.shape, keys.dtype)
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(keys))
@@ -203,19 +213,18 @@ def _reshard(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
             given=f"an array of shape {leaf.shape} and sharding {leaf.sharding}, wanted as"
             f" {sharding}",
             rule=f"JAX does not reshard between these: {str(error).partition(chr(10))[0][:300]}",
-            advice="give the array's own mesh and spec, or reshard inside jit",
+            advice="give the array's own mesh and spec, or move it with hostmesh.reshard before",
         ) from error
 
 
-def _missing(plan: Plan, fetch_missing: bool) -> ShapeError:
+def _missing(plan: Plan) -> ShapeError:
     missing = [bounds(plan.global_index(c), plan.global_shape) for c in plan.missing()]
     return build(
         ShapeError,
         where="leaf",
-        given=f"a global array of shape {plan.global_shape}"
-        + (", fetch_missing=True" if fetch_missing else ""),
+        given=f"a global array of shape {plan.global_shape}",
         rule=f"its host-local value here is of shape {plan.local_shape()}, and {len(missing)} of its"
         f" chunks are on no device of process {plan.process}: {abridged(missing)}",
-        advice="fetching them from other processes is not there yet: reshard to a spec whose chunks"
-        " are a full product on each process",
+        advice="pass fetch_missing=True on all processes of its mesh (this communicates), or reshard"
+        " to a spec whose chunks are a full product on each process",
     )
