@@ -74,3 +74,19 @@ def test_another_layout_than_the_array_s_own(public: bool) -> None:
         for as_numpy in (False, True):
             got = hm.to_local(array, mesh, P(*wanted), numpy=as_numpy)
             oracle.assert_bits_equal(got, after.local(value, me))
+
+
+@both
+def test_missing_chunks_are_fetched(public: bool) -> None:
+    """On any layout the host-local value is all of its product, held here or not."""
+    me = jax.process_index()
+    value, fetched = oracle.noise(SHAPE, np.float32), 0
+    for _, kind, spec, layout in oracle.layouts():
+        if all(layout.is_full_product(process) for process in range(4)):
+            continue
+        fetched += 1
+        array = hm.to_global(layout.local(value, me), kind.mesh(), P(*spec))
+        for as_numpy in (False, True):
+            got = hm.to_local(array, numpy=as_numpy, fetch_missing=True)
+            oracle.assert_bits_equal(got, layout.local(value, me))
+    assert fetched >= 4
