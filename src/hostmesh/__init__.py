@@ -35,6 +35,7 @@ from ._plan import Plan as Plan
 from ._plan import plan as plan
 from ._reduce import reduce as reduce
 from ._replicate import replicate as replicate
+from ._reshard import reshard as reshard
 from ._shards import from_callback as from_callback
 from ._shards import from_shards as from_shards
 from ._topology import Topology as Topology

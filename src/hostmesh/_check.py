@@ -216,16 +216,19 @@ def _replicating_axes(plan: Plan) -> str:
     return f"mesh {'axis' if len(names) == 1 else 'axes'} {', '.join(names)}"
 
 
-def _named(array: jax.Array) -> NamedSharding:
-    assert isinstance(array.sharding, NamedSharding)  # as to_global makes them
+def _named(array: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:
+    assert isinstance(array.sharding, NamedSharding)
     return array.sharding
 
 
-def layout_in_words(array: jax.Array) -> str:
+def layout_in_words(array: jax.Array | jax.ShapeDtypeStruct) -> str:
     """Dtype, shape, spec and mesh of a global array."""
-    sharding = _named(array)
-    dtype = array.dtype
-    return f"{dtype}{list(array.shape)} by {sharding.spec} on {_mesh_in_words(_recipes.mesh_of(sharding))}"
+    return f"{array.dtype}{list(array.shape)} by {sharding_in_words(_named(array))}"
+
+
+def sharding_in_words(sharding: NamedSharding) -> str:
+    """Spec and mesh."""
+    return f"{sharding.spec} on {_mesh_in_words(_recipes.mesh_of(sharding))}"
 
 
 @functools.lru_cache(maxsize=64)

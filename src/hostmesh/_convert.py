@@ -9,13 +9,12 @@ import jax
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from . import _jax, _recipes, _transforms, _values
+from . import _jax, _missing, _recipes, _transforms, _values
 from ._check import check_global
 from ._config import config
 from ._coordination import telling
 from ._errors import HostmeshError, ShapeError, SpecError, at, build
 from ._inward import leaf_to_global
-from ._missing import leaves_to_local
 from ._outward import leaf_to_local
 from ._plan import Shape
 from ._trees import Matched, Tree
@@ -172,30 +171,45 @@ def to_local(
     >>> hostmesh.to_local(hostmesh.to_global(np.arange(4), mesh, P("x")), numpy=True)
     array([0, 1, 2, 3], dtype=int32)
     """
+    if not fetch_missing:
+        matched, shardings = _layouts(arrays, mesh, specs)
+        results: list[Any] = []
+        try:
+            for leaf, sharding in zip(matched.leaves, shardings, strict=True):
+                results.append(leaf_to_local(leaf, sharding, numpy))
+        except HostmeshError as error:
+            raise at(error, _where("to_local", matched, len(results))) from error.__cause__
+        return matched.rebuild(results)
+    own_layouts = specs is None and mesh is None
+    members = _missing.members_of(arrays, () if own_layouts else processes_of(mesh, specs))
+    with telling(_missing.NAME, processes=members or None):
+        matched, shardings = _layouts(arrays, mesh, specs)
+
+    def where(leaf: int) -> str:
+        return _where("to_local", matched, leaf)
+
+    found = _missing.leaves_to_local(matched.leaves, shardings, numpy, members, where)
+    return matched.rebuild(found)
+
+
+def _layouts(
+    arrays: Tree, mesh: Mesh | None, specs: Tree
+) -> tuple[Matched, list[NamedSharding | None]]:
+    """The layout in which each leaf's host-local value is wanted; `None` for its own."""
     matched = Matched(arrays, specs, "to_local", "specs")
-    if specs is not None or mesh is not None:
-        mesh = mesh_for(mesh, matched.items, "to_local")
-    results: list[Any] = []
+    if specs is None and mesh is None:
+        return matched, [None] * len(matched.leaves)
+    mesh = mesh_for(mesh, matched.items, "to_local")
     shardings: list[NamedSharding | None] = []
-    sharding, last = None, None if specs is None and mesh is None else matched
+    sharding, last = None, matched  # no spec yet
     try:
-        for leaf, spec in zip(matched.leaves, matched.items, strict=True):
+        for spec in matched.items:
             if spec is not last:
                 sharding, last = sharding_for(mesh, spec), spec
-            if fetch_missing:
-                shardings.append(sharding)
-            else:
-                results.append(leaf_to_local(leaf, sharding, numpy))
+            shardings.append(sharding)
     except HostmeshError as error:
-        done = len(results) + len(shardings)
-        raise at(error, _where("to_local", matched, done)) from error.__cause__
-    if fetch_missing:
-
-        def where(leaf: int) -> str:
-            return _where("to_local", matched, leaf)
-
-        results = leaves_to_local(matched.leaves, shardings, numpy, where)
-    return matched.rebuild(results)
+        raise at(error, _where("to_local", matched, len(shardings))) from error.__cause__
+    return matched, shardings
 
 
 def _is_shape(node: object) -> bool:

@@ -19,29 +19,37 @@ from ._moves import HostArray, Moves, in_words, sender
 from ._outward import laid_out, leaf_to_local
 from ._packing import is_global, key_data
 from ._recipes import Outward, check_rank, outward
+from ._trees import Tree
 from ._values import is_key
 
-_NAME = "to_local(fetch_missing=True)"
+NAME = "to_local(fetch_missing=True)"
+
+
+def members_of(arrays: Tree, processes: Sequence[int]) -> tuple[int, ...]:
+    """The processes that take part: these, and those of all global arrays. None: all is local."""
+    shardings = {leaf.sharding for leaf in jax.tree.leaves(arrays) if is_global(leaf)}
+    held = {device.process_index for s in shardings for device in s.device_set}
+    return tuple(sorted({*processes, *held}))
 
 
 def leaves_to_local(
     leaves: Sequence[Any],
     shardings: Sequence[NamedSharding | None],
     numpy: bool,
+    members: tuple[int, ...],
     where: Callable[[int], str],
 ) -> list[Any]:
     """The host-local values of leaves, with what lies on other processes only fetched from those.
 
-    To be called on all processes of the arrays' meshes, which agree before anything moves.
+    To be called on all `members`, which agree before anything moves.
     """
-    members = _processes_of(leaves, shardings)
     if members and jax.process_index() not in members:
         return [leaf_to_local(x, s, numpy) for x, s in zip(leaves, shardings, strict=True)]
     moves = Moves()
     results: list[Any] = []
     layouts: list[str] = []
     incomplete: list[tuple[int, HostArray, Outward]] = []
-    with telling(_NAME, processes=members or None):
+    with telling(NAME, processes=members or None):
         try:
             for number, (leaf, sharding) in enumerate(zip(leaves, shardings, strict=True)):
                 laid = _laid_out(leaf, sharding, numpy)
@@ -61,22 +69,13 @@ def leaves_to_local(
             raise at(error, where(len(results))) from error.__cause__
     if not members:
         return results  # all host-local already
-    what = in_words(_NAME, layouts)
+    what = in_words(NAME, layouts)
     agreed = agree(what, data=moves.needs(), moves=True, processes=members)
     with agreed.turn():
         moves.run(agreed)
     for number, value, recipe in incomplete:
         results[number] = value if numpy else _like(leaves[number], _on_devices(value, recipe))
     return results
-
-
-def _processes_of(
-    leaves: Sequence[Any], shardings: Sequence[NamedSharding | None]
-) -> tuple[int, ...]:
-    """The processes of all layouts that are meant; none where all values are host-local."""
-    every: set[Any] = {sharding for sharding in shardings if sharding is not None}
-    every |= {leaf.sharding for leaf in leaves if is_global(leaf)}
-    return tuple(sorted({d.process_index for s in every for d in s.device_set}))
 
 
 def _laid_out(
@@ -99,7 +98,7 @@ def _laid_out(
         return None  # an error, which leaf_to_local raises
     if key and sharding is not None:
         check_rank(sharding, leaf.ndim)
-    return laid_out(data, sharding)
+    return laid_out(data, sharding, whole=False)
 
 
 def _like(leaf: jax.Array, data: Any) -> Any:
