@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent.parent / "benchmarks"
-FILES = sorted(path for path in HERE.glob("*.py") if path.stem != "_race")
+FILES = sorted(path for path in HERE.glob("*.py") if not path.stem.startswith("_"))
 
 
 @pytest.fixture
@@ -30,6 +30,13 @@ def run(path: Path, *arguments: str) -> str:
 
 def test_there_is_a_benchmark_for_each_claim():
     assert {
+        "agreement_simulation",
+        "between_allgather_large",
+        "between_allgather_leaves",
+        "between_barrier",
+        "between_broadcast_large",
+        "between_broadcast_leaves",
+        "between_scalar",
         "cold_shapes",
         "drop_in",
         "import_cost",
@@ -40,6 +47,8 @@ def test_there_is_a_benchmark_for_each_claim():
         "peak_memory",
         "planning",
         "small_leaf",
+        "soak_collectives",
+        "threads",
     } <= {path.stem for path in FILES}
 
 
