@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from . import _jax, _recipes, _transforms, _values
 from ._errors import ShapeError, SpecError, build
-from ._plan import Bounds, Plan, abridged, bounds
+from ._plan import Bounds, Plan, abridged, bounds, plan
 
 
 def leaf_to_local(leaf: Any, sharding: NamedSharding | None, numpy: bool) -> Any:
@@ -25,7 +26,7 @@ def leaf_to_local(leaf: Any, sharding: NamedSharding | None, numpy: bool) -> Any
         return _keys_to_local(leaf, sharding, numpy)
     own = leaf.sharding
     if not isinstance(own, NamedSharding) or sharding is not own:
-        laid = laid_out(leaf, sharding)
+        laid = laid_out(leaf, sharding, whole=True)
         if laid is None:
             return to_numpy(leaf) if numpy else leaf
         leaf, sharding = laid
@@ -45,11 +46,12 @@ def leaf_to_local(leaf: Any, sharding: NamedSharding | None, numpy: bool) -> Any
 
 
 def laid_out(
-    leaf: jax.Array, sharding: NamedSharding | None
+    leaf: jax.Array, sharding: NamedSharding | None, *, whole: bool
 ) -> tuple[jax.Array, NamedSharding] | None:
     """An array in the layout that is wanted, by default its own; `None` if it is host-local already.
 
-    Reshards an array of another layout, which communicates.
+    Reshards an array of another layout, which communicates. With `whole` it raises first, on all
+    processes, where any of them would not hold all of its host-local value.
     """
     own = leaf.sharding
     if leaf.is_fully_addressable and not _lies_here(own, sharding):
@@ -59,8 +61,17 @@ def laid_out(
     if len(sharding.spec) > leaf.ndim:
         _recipes.check_rank(sharding, leaf.ndim)  # raises; JAX's comparison would fail bare
     if not own.is_equivalent_to(sharding, leaf.ndim):
+        if whole:
+            _require_products(sharding, leaf.shape)
         leaf = _reshard(leaf, sharding)
     return leaf, sharding
+
+
+def _require_products(sharding: NamedSharding, shape: tuple[int, ...]) -> None:
+    layout = plan(_recipes.mesh_of(sharding), sharding.spec, global_shape=shape)
+    for process in layout.topology.processes:
+        if not layout.is_product(process):
+            raise _missing(dataclasses.replace(layout, process=process))
 
 
 def _lies_here(own: jax.sharding.Sharding, wanted: NamedSharding | None) -> bool:
@@ -223,8 +234,8 @@ def _missing(plan: Plan) -> ShapeError:
         ShapeError,
         where="leaf",
         given=f"a global array of shape {plan.global_shape}",
-        rule=f"its host-local value here is of shape {plan.local_shape()}, and {len(missing)} of its"
-        f" chunks are on no device of process {plan.process}: {abridged(missing)}",
+        rule=f"the host-local value of process {plan.process} is of shape {plan.local_shape()}, and {len(missing)} of its"
+        f" chunks are on none of its devices: {abridged(missing)}",
         advice="pass fetch_missing=True on all processes of its mesh (this communicates), or reshard"
         " to a spec whose chunks are a full product on each process",
     )

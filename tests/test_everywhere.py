@@ -1,4 +1,4 @@
-"""Everything works whatever mesh the user has set."""
+"""What holds on all processes alike, whatever mesh the user has set."""
 
 from __future__ import annotations
 
@@ -52,3 +52,20 @@ def test_conversions_and_collectives_under_a_mesh_of_the_users() -> None:
             lambda v: jax.jit(lambda a: (a**2).sum())(hm.to_global(v, mesh, P("x")))
         )(jnp.asarray(x))
         np.testing.assert_allclose(np.asarray(gradient), 2 * x)
+
+
+@pytest.mark.multiprocess(processes=4, devices=2)
+def test_resharding_raises_on_all_where_one_process_would_miss_chunks() -> None:
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh
+    from jax.sharding import PartitionSpec as P
+
+    import hostmesh as hm
+
+    devices = np.array(jax.devices())
+    # Processes 0 and 2 hold a diagonal of it, processes 1 and 3 a full product.
+    diagonal = Mesh(devices[[0, 5, 2, 3, 4, 1, 6, 7]].reshape(2, 4), ("x", "y"))
+    array = hm.to_global(np.zeros((2, 8), np.float32), Mesh(devices, "q"), P("q"))
+    with pytest.raises(hm.ShapeError, match="host-local value of process 0"):
+        hm.to_local(array, diagonal, P("x", "y"))
