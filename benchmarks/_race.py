@@ -3,9 +3,8 @@
 Each round calls every contestant once, after a barrier, in an order shuffled anew (the same in all
 processes): who runs after whom decides what the caches hold. Results are waited for within the
 timed region and freed after it, as in a training loop.
-A round's time is the mean over the processes: they share the machine's cores, so that it is the
-work of all that counts. Ratios are of medians, and beside it the median of the rounds' own ratios,
-which a load on the machine from outside disturbs less.
+A round's time is the median over the processes. Ratios are of medians over rounds; beside them
+stand the medians of the rounds' own ratios, which a load that comes and goes disturbs less.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def race(
 
     every = hostmesh.testing.run(_race, processes, devices, (contestants, rounds), timeout=540)
     return {
-        name: [statistics.fmean(times) for times in zip(*(own[name] for own in every), strict=True)]
+        name: [statistics.median(times) for times in zip(*(own[name] for own in every), strict=True)]
         for name in every[0]
     }
 
