@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime as dt
 import pickle
+import reprlib
 import zoneinfo
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -190,7 +191,7 @@ def _unpackable(value: object, function: str) -> ShapeError:
     return build(
         ShapeError,
         where=f"{function} on process {jax.process_index()}: value{path}",
-        given=f"{kind}: {str(part)[:200]}{why}",
+        given=f"{kind}: {reprlib.repr(part)}{why}",
         rule="what travels are None, bools, numbers, strings, bytes, dates, NumPy arrays, jax.Arrays"
         " on one process, and lists, tuples, dicts and sets of these, not subclasses of them",
         advice="convert it, or pass unsafe_pickle=True on all processes where each may run code of"

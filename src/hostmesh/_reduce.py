@@ -142,12 +142,13 @@ class _Fold:
         if self._problem is not None:
             return
         try:
-            for number, low, high, place in self.stream.spans(start, len(piece)):
-                dtype, total = np.dtype(self._kinds[number].dtype), self._totals[number].reshape(-1)
-                here = total[low // dtype.itemsize : high // dtype.itemsize]
-                values = piece[place : place + high - low].view(dtype)
-                values = values.astype(total.dtype, copy=False)
-                with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"):
+                for number, low, high, place in self.stream.spans(start, len(piece)):
+                    dtype = np.dtype(self._kinds[number].dtype)
+                    total = self._totals[number].reshape(-1)
+                    here = total[low // dtype.itemsize : high // dtype.itemsize]
+                    values = piece[place : place + high - low].view(dtype)
+                    values = values.astype(total.dtype, copy=False)
                     here[...] = self._function(here, values) if rank else values
         except Exception as error:  # the other processes still need this one's bytes
             self._problem = error
@@ -159,12 +160,12 @@ class _Fold:
 
     def results(self, count: int) -> list[HostArray]:
         """The values of all `count` processes."""
-        if self._op == "mean":
-            with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):
+            if self._op == "mean":
                 for total in self._totals:
                     np.true_divide(total, count, out=total, casting="unsafe")
-        totals = zip(self._totals, self._dtypes, strict=True)
-        return [total.astype(outer, copy=False) for total, (_, outer) in totals]
+            totals = zip(self._totals, self._dtypes, strict=True)
+            return [total.astype(outer, copy=False) for total, (_, outer) in totals]
 
 
 def _ignore(rank: int, piece: Bytes, start: int) -> None:
@@ -209,7 +210,8 @@ def _checked(function: Operation, name: str) -> Operation:
 
 def _named(op: str | Operation, to: int | None, accumulate: npt.DTypeLike | None) -> str:
     words = op if isinstance(op, str) else getattr(op, "__qualname__", type(op).__qualname__)
-    words += "" if accumulate is None else f", accumulate={accumulate!r}"
+    if accumulate is not None:
+        words += f", accumulate={getattr(accumulate, '__name__', accumulate)}"
     return f"reduce({words}{'' if to is None else f', to={to}'})"
 
 
