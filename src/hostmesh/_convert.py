@@ -199,6 +199,14 @@ def _layouts(
     matched = Matched(arrays, specs, "to_local", "specs")
     if specs is None and mesh is None:
         return matched, [None] * len(matched.leaves)
+    if specs is None:
+        raise build(
+            SpecError,
+            where="to_local",
+            given="a mesh without specs",
+            rule="a layout is a mesh with a spec for each array",
+            advice="give both, or neither for each array's own layout",
+        )
     mesh = mesh_for(mesh, matched.items, "to_local")
     shardings: list[NamedSharding | None] = []
     sharding, last = None, matched  # no spec yet
