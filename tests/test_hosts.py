@@ -36,7 +36,7 @@ def test_processes_are_in_blocks_on_hosts_that_see_each_other_alone():
 
     host = jax.process_index() // 2
     assert socket.gethostname() == f"host{host}"
-    assert socket.gethostbyname(socket.gethostname()) == f"10.77.0.{host + 1}"
+    assert socket.gethostbyname(socket.gethostname()) == f"192.168.77.{host + 1}"
     assert {name for _, name in socket.if_nameindex()} >= {"lo", "eth0"}
     with socket.socket() as outside, pytest.raises(OSError, match="unreachable"):
         outside.connect(("192.0.2.1", 80))  # no route: it fails at once
@@ -113,7 +113,7 @@ def test_nothing_is_left_when_a_run_ends():
     result = _run.run([sys.executable, "-c", program], [1, 1, 1], hosts=2, output=output)
     assert result.status == 0
     lines = sorted(line.rpartition(":")[0] for line in output.getvalue().decode().splitlines())
-    assert lines == ["[0] host0 10.77.0.1", "[1] host0 10.77.0.1", "[2] host1 10.77.0.1"]
+    assert lines == ["[0] host0 192.168.77.1", "[1] host0 192.168.77.1", "[2] host1 192.168.77.1"]
     assert made_by(os.getpid()) == before
 
 

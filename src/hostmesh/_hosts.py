@@ -23,6 +23,8 @@ from ._errors import ClusterError, SpecError, build
 
 FILES = Path("/etc/netns")  # what `ip netns exec` lays over /etc
 _NAMESPACES = Path("/var/run/netns")
+# Above loopback's: of a pair gloo's higher address connects, and a name on loopback then shows.
+_NETWORK = "192.168.77"
 _SECONDS = 60.0  # for one call of `ip`
 _NAME = re.compile(r"hostmesh-(\d+-\d+)-\d+-\w+")
 _number = itertools.count()
@@ -65,7 +67,7 @@ def placed(processes: int, hosts: int | None) -> Generator[list[Host]]:
     _require_means(hosts)
     _remove(_left_behind())
     base = f"hostmesh-{_mark(os.getpid())}-{next(_number)}"
-    made = [Host(f"{base}-h{h}", f"host{h}", f"10.77.0.{h + 1}") for h in range(hosts)]
+    made = [Host(f"{base}-h{h}", f"host{h}", f"{_NETWORK}.{h + 1}") for h in range(hosts)]
     try:
         _make(made, f"{base}-bridge")
         yield [made[p * hosts // processes] for p in range(processes)]

@@ -2,7 +2,8 @@
 
 gloo, JAX's transport on CPU, binds to the address that the host's own name resolves to, and tells
 it to the others. Where that is loopback (Debian's installer writes 127.0.1.1) the others connect to
-themselves, and wait until a time-out that says nothing of it.
+themselves, and JAX's error, in the first collective, does not say why. Of each pair the one with the
+higher address connects, so that some such clusters work by luck; none of them is let through.
 """
 
 from __future__ import annotations
