@@ -55,7 +55,9 @@ def race(
 
     every = hostmesh.testing.run(_race, processes, devices, (contestants, rounds), timeout=540)
     return {
-        name: [statistics.median(times) for times in zip(*(own[name] for own in every), strict=True)]
+        name: [
+            statistics.median(times) for times in zip(*(own[name] for own in every), strict=True)
+        ]
         for name in every[0]
     }
 
