@@ -130,8 +130,8 @@ def test_results_are_arrays_where_asked_for(public: bool) -> None:
         hm.reduce(np.int64(2**40), "max", as_jax=True)  # too large without x64, on all
 
 
-@pytest.mark.multiprocess
-def test_pieces_of_own_types_need_them_on_every_process() -> None:
+@both
+def test_pieces_of_own_types_need_them_on_every_process(public: bool) -> None:
     me = jax.process_index()
     pairs = [Pair(np.int32(p), me) for p in range(4)]
     for source, piece in enumerate(hm.exchange(pairs)):
@@ -147,8 +147,8 @@ def test_pieces_of_own_types_need_them_on_every_process() -> None:
             call()
 
 
-@pytest.mark.multiprocess
-def test_pieces_that_cannot_be_sent_are_an_error_on_all() -> None:
+@both
+def test_pieces_that_cannot_be_sent_are_an_error_on_all(public: bool) -> None:
     me = jax.process_index()
     short: Any = [1, 2] if me == 1 else [1, 2, 3, 4]
     text: Any = ["a" if me == 2 else 1] * 4
@@ -225,8 +225,8 @@ def test_reduce_folds_in_process_order(public: bool) -> None:
                 assert_same_bits(accumulated[name], value)
 
 
-@pytest.mark.multiprocess
-def test_reduce_keeps_to_the_order_of_processes() -> None:
+@both
+def test_reduce_keeps_to_the_order_of_processes(public: bool) -> None:
     """Where the order of a float sum shows."""
     me = jax.process_index()
     values = [np.float32(v) for v in (1e8, 1, -1e8, 1)]
@@ -240,8 +240,8 @@ def test_reduce_keeps_to_the_order_of_processes() -> None:
     assert hm.reduce(me, "max", to=3) == (3 if me == 3 else None)
 
 
-@pytest.mark.multiprocess
-def test_what_cannot_be_reduced() -> None:
+@both
+def test_what_cannot_be_reduced(public: bool) -> None:
     me = jax.process_index()
     everywhere: list[tuple[Callable[[], Any], str]] = [
         (lambda: hm.reduce({"k": jax.random.key(0)}), r"leaf \['k'\].*\n.*PRNG keys: key<"),
@@ -302,8 +302,8 @@ def test_global_arrays_come_whole(public: bool) -> None:
     assert as_jax.is_fully_addressable
 
 
-@pytest.mark.multiprocess
-def test_global_arrays_go_between_their_holders() -> None:
+@both
+def test_global_arrays_go_between_their_holders(public: bool) -> None:
     me = jax.process_index()
     devices = sorted(jax.devices(), key=lambda device: device.id)
     mesh = Mesh(np.array(devices), "x")
@@ -427,6 +427,14 @@ def test_the_thread_guard_is_respected() -> None:
         for part in ("process 1", "jax.thread_guard", "only the thread that holds the guard may"):
             assert part in str(error)
     assert on_a_thread() == [(4, 1000), True]
+
+
+@pytest.mark.multiprocess(env={"HOSTMESH_PUBLIC_API": "1"})
+def test_on_public_api_the_thread_guard_is_an_error() -> None:
+    """Agreements there move bytes, in a thread of their own that never holds the guard."""
+    with jax.thread_guard(True), pytest.raises(hm.SpecError, match=r"under jax\.thread_guard"):
+        hm.allgather(1)
+    assert hm.allgather(1).tolist() == [1, 1, 1, 1]
 
 
 def test_one_process_alone() -> None:

@@ -66,8 +66,8 @@ def test_a_seed_of_all_depends_on_every_draw(monkeypatch: pytest.MonkeyPatch) ->
     assert len(set(seeds)) == 5
 
 
-@pytest.mark.multiprocess
-def test_what_cannot_be_decided() -> None:
+@both
+def test_what_cannot_be_decided(public: bool) -> None:
     me = jax.process_index()
     with pytest.raises(hm.SpecError if me == 0 else hm.ClusterError, match="at most 65536 bytes"):
         hm.same_choice("x" * 70_000 if me == 0 else "small")
@@ -170,8 +170,8 @@ def test_a_block_is_left_by_all_or_by_none(public: bool) -> None:
     hm.barrier("all go on")
 
 
-@pytest.mark.multiprocess
-def test_a_block_among_some_processes() -> None:
+@both
+def test_a_block_among_some_processes(public: bool) -> None:
     me = jax.process_index()
 
     def inner_of_two() -> None:

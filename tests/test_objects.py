@@ -258,8 +258,8 @@ def _spring() -> int:
     return 1 // (jax.process_index() - 2)
 
 
-@pytest.mark.multiprocess
-def test_pickle_is_for_those_who_all_ask_for_it() -> None:
+@both
+def test_pickle_is_for_those_who_all_ask_for_it(public: bool) -> None:
     me = jax.process_index()
     with pytest.raises(hm.ShapeError, match="Point"):
         hm.allgather_object(Point(me))
