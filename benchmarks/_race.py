@@ -104,7 +104,7 @@ def table(rows: list[Row]) -> str:
                 _show(row.ours, row.unit),
                 f"{ratio:.2f}x",
                 f"{by_round:.2f}x",
-                "" if row.bound is None else f">= {row.bound:.2g}x",
+                "" if row.bound is None else f">= {row.bound:g}x",
                 "" if row.bound is None else "holds" if ratio >= row.bound else "MISSED",
             )
         )
