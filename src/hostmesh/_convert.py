@@ -15,6 +15,7 @@ from ._config import config
 from ._coordination import telling
 from ._errors import HostmeshError, ShapeError, SpecError, at, build
 from ._inward import leaf_to_global
+from ._moves import telling_members
 from ._outward import leaf_to_local
 from ._plan import Shape
 from ._trees import Matched, Tree
@@ -182,7 +183,7 @@ def to_local(
         return matched.rebuild(results)
     own_layouts = specs is None and mesh is None
     members = _missing.members_of(arrays, () if own_layouts else processes_of(mesh, specs))
-    with telling(_missing.NAME, processes=members or None):
+    with telling_members(_missing.NAME, members):
         matched, shardings = _layouts(arrays, mesh, specs)
 
     def where(leaf: int) -> str:

@@ -13,9 +13,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from . import _jax
 from ._check import layout_in_words
-from ._coordination import agree, telling
+from ._coordination import agree
 from ._errors import HostmeshError, SpecError, at, build
-from ._moves import HostArray, Moves, in_words, sender
+from ._moves import HostArray, Moves, in_words, sender, telling_members
 from ._outward import laid_out, leaf_to_local
 from ._packing import is_global, key_data
 from ._recipes import Outward, check_rank, outward
@@ -49,7 +49,7 @@ def leaves_to_local(
     results: list[Any] = []
     layouts: list[str] = []
     incomplete: list[tuple[int, HostArray, Outward]] = []
-    with telling(NAME, processes=members or None):
+    with telling_members(NAME, members):
         try:
             for number, (leaf, sharding) in enumerate(zip(leaves, shardings, strict=True)):
                 laid = _laid_out(leaf, sharding, numpy)

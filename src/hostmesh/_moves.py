@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import jax
 import numpy.typing as npt
 import xxhash
 
 from . import _transport
-from ._coordination import Agreement
+from ._coordination import Agreement, telling
 from ._packing import Bytes, Stream
 
 HostArray: TypeAlias = npt.NDArray[Any]
@@ -65,6 +67,13 @@ def _streams(pieces: defaultdict[int, list[tuple[Key, HostArray]]]) -> dict[int,
         process: Stream([piece for _, piece in sorted(listed, key=lambda item: item[0])])
         for process, listed in pieces.items()
     }
+
+
+def telling_members(name: str, members: tuple[int, ...]) -> contextlib.AbstractContextManager[None]:
+    """`telling` where this process takes part; with no members known, all are told."""
+    if members and jax.process_index() not in members:
+        return contextlib.nullcontext()
+    return telling(name, processes=members or None)
 
 
 def in_words(name: str, layouts: Sequence[str]) -> str:

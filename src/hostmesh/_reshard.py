@@ -15,9 +15,9 @@ from jax.sharding import Mesh, NamedSharding
 from . import _jax, _recipes, _staging, _values
 from ._check import layout_in_words, sharding_in_words
 from ._convert import mesh_for, processes_of, sharding_for
-from ._coordination import agree, telling
+from ._coordination import agree
 from ._errors import HostmeshError, ShapeError, SpecError, at, build
-from ._moves import Moves, in_words, sender
+from ._moves import Moves, in_words, sender, telling_members
 from ._packing import key_data
 from ._plan import Chunk, Index, Plan, Shape, bounds
 from ._trees import Matched, Tree
@@ -60,7 +60,7 @@ def reshard(arrays: Tree, mesh: Mesh | None, specs: Tree, *, timeout: float | No
     moves = Moves()
     layouts: list[str] = []
     finishers: list[Callable[[], jax.Array]] = []
-    with telling("reshard", processes=members or None):
+    with telling_members("reshard", members):
         matched = Matched(arrays, specs, "reshard", "specs")
         mesh = mesh_for(mesh, matched.items, "reshard")
         try:
@@ -89,7 +89,7 @@ Source: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 def _members(arrays: Tree, mesh: Mesh | None, specs: Tree) -> tuple[int, ...]:
     """The processes of all layouts, old and new, as far as they can be told before all is checked."""
     old = {x.sharding for x in jax.tree.leaves(arrays) if isinstance(x, Source)}
-    held = {d.process_index for sharding in old if sharding for d in sharding.device_set}
+    held = {d.process_index for s in old if isinstance(s, NamedSharding) for d in s.device_set}
     return tuple(sorted(held | set(processes_of(mesh, specs))))
 
 
