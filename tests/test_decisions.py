@@ -142,6 +142,29 @@ def test_a_block_is_left_by_all_or_by_none(public: bool) -> None:
     assert type(raised(wrapped)) is RuntimeError
     hm.barrier("all go on")
 
+    def wrapped_by_those_who_wait() -> None:
+        with hm.together("save"):
+            if me == 2:
+                raise ValueError("disk full")
+            try:
+                hm.allgather(me)
+            except hm.ClusterError as error:
+                raise RuntimeError("while saving") from error
+
+    error = raised(wrapped_by_those_who_wait)
+    assert type(error) is (ValueError if me == 2 else RuntimeError)
+    hm.barrier("all go on")
+
+    def raised_again_by_one() -> None:
+        with hm.together("save"):
+            if me == 2:
+                assert error is not None
+                raise error  # all know of it from another block, but not that it was raised in this
+
+    again = raised(raised_again_by_one)
+    assert type(again) is (ValueError if me == 2 else hm.ClusterError)
+    hm.barrier("all go on")
+
     def two_fail() -> None:
         with hm.together("save"):
             if me in (1, 2):
