@@ -18,7 +18,7 @@ from ._compare import Claim, Item, Name, Subject, digests, require_equal
 from ._coordination import members_of, telling
 from ._errors import SpecError, build
 from ._packing import Kind, host_array, key_data
-from ._plan import Plan, abridged, bounds
+from ._plan import Chunk, Plan, abridged, bounds
 from ._trees import Matched, Tree
 
 _NAN = ("bits", "equal", "unequal")
@@ -195,13 +195,19 @@ def check_global(
 def _replicas(number: int, plan: Plan, data: jax.Array) -> list[Item]:
     """The chunks of an array that this process holds and others too."""
     parts = _jax.parts_by_device(data)
-    mesh = _recipes.mesh_of(_named(data)).devices.reshape(-1)
-    parts_of = {p.chunk: parts[mesh[p.position]] for p in plan.placements()}
     return [
-        Item((number, *chunk), holders, functools.partial(_jax.fetch, part))
-        for chunk, part in sorted(parts_of.items())
-        if len(holders := plan.holders(chunk)) > 1
+        Item((number, *chunk), holders, functools.partial(_jax.fetch, parts[device]))
+        for chunk, holders, device in _shared_chunks(_recipes.mesh_of(_named(data)), plan)
     ]
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared_chunks(mesh: Mesh, plan: Plan) -> list[tuple[Chunk, tuple[int, ...], Any]]:
+    """Chunks of this process that others hold too: all who hold each, and a device here."""
+    devices = mesh.devices.reshape(-1)
+    on = {placement.chunk: devices[placement.position] for placement in plan.placements()}
+    held = ((chunk, plan.holders(chunk), device) for chunk, device in sorted(on.items()))
+    return [(chunk, holders, device) for chunk, holders, device in held if len(holders) > 1]
 
 
 def _replicating_axes(plan: Plan) -> str:
