@@ -238,12 +238,12 @@ def conversions(me: int) -> dict[str, Row]:
         "a diagonal on the way out": (
             outward(on_diagonal),
             ShapeError,
-            (back, "2 of its chunks are on no device of " + here.strip(), "[", "full product"),
+            (back, f"of process {me} is", "2 of its chunks are on none of", "[", "full product"),
         ),
         "mesh without specs": (
             outward(whole, block),
             SpecError,
-            (f"leaf [0] on process {me}", "spec None", "PartitionSpec()"),
+            ("to_local", "a mesh without specs", "give both"),
         ),
         "specs of another structure on the way out": (
             outward(whole, block, [P("x")]),
