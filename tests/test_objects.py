@@ -118,8 +118,8 @@ def there_and_back(value: Any, step: int = 64) -> Any:
 def test_every_type_comes_back_as_it_was() -> None:
     for step in (16, 4096, 1 << 30):
         assert_same(there_and_back(values(3), step), values(3))
-    array = there_and_back(np.arange(4000))
-    array[0] = 1  # one's own
+    for array in there_and_back([np.arange(4), np.arange(4000)]):
+        array[0] = 1  # one's own
     got = there_and_back([bytearray(b"x"), memoryview(b"y"), jax.numpy.arange(3)])
     assert got[:2] == [b"x", b"y"]
     assert type(got[2]) is np.ndarray

@@ -56,8 +56,7 @@ class Incoming:
             self._rest = Stream(self.arrays)
             self._first = Stream([np.empty(_PREFIX + length, np.uint8)]).nbytes
             self._head = bytearray()
-        skipped = max(0, self._first - start)
-        self._rest.write(piece[skipped:], start + skipped - self._first)
+        self._rest.write(piece, start - self._first)
 
 
 @dataclass(frozen=True)
