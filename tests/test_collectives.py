@@ -92,11 +92,19 @@ class Pair(NamedTuple):
 
 @both
 def test_every_value_comes_out_bit_for_bit(public: bool) -> None:
-    """By the agreement, in one part, and in many; with x64 off and on."""
+    """By the agreement, in one part, and in many; with x64 off and on; whatever else is set."""
     me, count = jax.process_index(), jax.process_count()
     cases = [(False, 0, 4 << 20), (True, 1, 4 << 20), (True, 300, 4 << 20), (False, 300, 32768)]
     for x64, rows, part_bytes in cases:
-        with jax.enable_x64(x64), hm.config.set(part_bytes=part_bytes):
+        with contextlib.ExitStack() as stack:
+            for context in (
+                jax.enable_x64(x64),
+                jax.transfer_guard("disallow"),
+                jax.debug_nans(True),
+                hm.config.set(part_bytes=part_bytes),
+                jax.set_mesh(Mesh(np.array(jax.devices())[::-1], "x")),
+            ):
+                stack.enter_context(context)
             trees = [everything(10 + p, rows) for p in range(count)]
             mine = trees[me]
             whole = stacked(trees)
