@@ -46,11 +46,11 @@ def test_conversions_and_collectives_under_a_mesh_of_the_users() -> None:
             assert hm.allgather(large)[:, 0].tolist() == [0, 1, 2, 3]
             assert hm.broadcast(large, source=2)[0] == 2
             assert hm.gather(large, to=1) is None or me == 1
+    local = jax.device_put(x, first)  # under the mesh, jnp.asarray would make a global array
     with jax.set_mesh(mesh):
-        assert hm.to_global(jnp.asarray(x), None, P("x")).shape == (32,)
-        gradient = jax.grad(
-            lambda v: jax.jit(lambda a: (a**2).sum())(hm.to_global(v, mesh, P("x")))
-        )(jnp.asarray(x))
+        assert hm.to_global(local, None, P("x")).shape == (32,)
+        square = jax.jit(lambda a: (a**2).sum())
+        gradient = jax.grad(lambda v: square(hm.to_global(v, mesh, P("x"))))(local)
         np.testing.assert_allclose(np.asarray(gradient), 2 * x)
 
 
