@@ -180,18 +180,15 @@ class Topology:
     @functools.cached_property
     def processes(self) -> tuple[int, ...]:
         """The processes that have a device in the mesh, ascending."""
-        return tuple(self._positions)
+        return tuple(np.unique(self.process_indices).tolist())
 
     @functools.cached_property
     def _positions(self) -> dict[int, npt.NDArray[np.intp]]:
-        flat = self.process_indices.ravel()
-        order = np.argsort(flat, kind="stable")
-        owners, starts = np.unique(flat[order], return_index=True)
-        return dict(zip(owners.tolist(), np.split(order, starts[1:]), strict=True))
+        return {}
 
     def holds(self, process: int) -> bool:
         """Whether a process has a device in the mesh."""
-        return process in self._positions
+        return len(self.positions(process)) > 0
 
     def who(self) -> str:
         """The processes of the mesh in words, abridged: for messages."""
@@ -201,7 +198,9 @@ class Topology:
 
     def positions(self, process: int) -> npt.NDArray[np.intp]:
         """The positions of a process's devices, ascending; empty where it has none in the mesh."""
-        return self._positions.get(process, np.empty(0, np.intp))
+        if process not in self._positions:  # one by one: a program asks for its own process
+            self._positions[process] = np.flatnonzero(self.process_indices.ravel() == process)
+        return self._positions[process]
 
     def coordinates(self, positions: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
         """Mesh coordinates of positions: shape (number of positions, number of axes)."""
