@@ -91,8 +91,17 @@ class Plan:
     def placements(self, process: int | None = None) -> tuple[Placement, ...]:
         """The parts on a process's devices, by ascending position."""
         share = self._share(process)
+        # Each dimension's slices once: indices are picked of them, and share them.
+        sizes = zip(share.held, self.shard_shape, strict=True)
+        there = [{c: slice(c * s, c * s + s) for c in held} for held, s in sizes]
+        here = self._local_cuts(share)
         return tuple(
-            Placement(position, chunk, self.global_index(chunk), self._local_index(chunk, share))
+            Placement(
+                position,
+                chunk,
+                tuple(map(operator.getitem, there, chunk)),
+                tuple(map(operator.getitem, here, chunk)),
+            )
             for position, chunk in zip(share.positions, share.chunks, strict=True)
         )
 
@@ -127,7 +136,7 @@ class Plan:
         """Where a chunk lies in the host-local value of a process."""
         share = self._share(process)
         self._known(chunk, share.held)
-        return self._local_index(chunk, share)
+        return tuple(map(operator.getitem, self._local_cuts(share), chunk))
 
     def holders(self, chunk: Chunk) -> tuple[int, ...]:
         """The processes that hold a chunk, ascending: its replica group."""
@@ -185,10 +194,13 @@ class Plan:
     def _share(self, process: int | None) -> Share:
         return share_of(self._layout, self._process(process))
 
-    def _local_index(self, chunk: Chunk, share: Share) -> Index:
-        numbers = zip(chunk, share.ranks, self.shard_shape, self.whole, strict=True)
-        starts = ((c if whole else rank[c]) * s for c, rank, s, whole in numbers)
-        return tuple(slice(a, a + s) for a, s in zip(starts, self.shard_shape, strict=True))
+    def _local_cuts(self, share: Share) -> list[dict[int, slice]]:
+        """For each dimension, where the chunks of a number lie in the host-local value."""
+        sizes = zip(share.ranks, self.shard_shape, self.whole, strict=True)
+        return [
+            {c: slice(a := (c if whole else rank) * s, a + s) for c, rank in ranks.items()}
+            for ranks, s, whole in sizes
+        ]
 
 
 def plan(
