@@ -21,6 +21,10 @@ from ._plan import Chunk, Index, Plan, Shape, plan
 from ._staging import POOLED_BYTES
 from ._topology import Topology
 
+# From here a copy into a kept buffer breaks even with the runtime's own; it wins from 4 to 16 MiB
+# on, where malloc gives memory back and each conversion would pay its page faults anew.
+_OURS_BYTES = 1 << 20
+
 
 @dataclass(frozen=True, eq=False)
 class Inward:
@@ -117,7 +121,8 @@ def _runtime_copies(layout: Plan, dtype: np.dtype[Any], devices: tuple[Device, .
     """Whether the runtime's own copy of a shard is the best one, or the only one needed.
 
     Accelerators have staging memory of their own. A CPU device takes our buffer as it is, which is
-    quicker for large shards, whose memory we keep for reuse.
+    quicker for large shards, whose memory we keep for reuse, and for those that devices share,
+    which we copy once and the runtime once a device.
     """
     # JAX 0.10.2 and 0.12.0.1 fail ("bad_function_call") to copy shards, of whatever dtype and size,
     # that some devices of a process share, unless all devices of the mesh do. Empty shards lie at
@@ -125,7 +130,9 @@ def _runtime_copies(layout: Plan, dtype: np.dtype[Any], devices: tuple[Device, .
     shared = len(layout.chunks()) < len(devices) or 0 in layout.global_shape
     if shared and any(n > 1 for n in layout.chunk_counts):
         return False
-    return not devices or devices[0].platform != "cpu" or layout.device_nbytes(dtype) < POOLED_BYTES
+    if not devices or devices[0].platform != "cpu":
+        return True
+    return layout.device_nbytes(dtype) < (POOLED_BYTES if shared else _OURS_BYTES)
 
 
 @functools.lru_cache(maxsize=8192)
