@@ -30,17 +30,20 @@ _during_call: Any = None
 _array_impl: Any = None
 _thread_resources: Any = None
 _put_scope: Any = None
+_primitive: Any = None
 if not PUBLIC_API:
     try:
         from jax._src import config as _config
         from jax._src import mesh as _mesh
         from jax._src.array import ArrayImpl as _ArrayImpl
+        from jax._src.core import Primitive as _Primitive
         from jax._src.lib import xla_client as _xc  # pyright: ignore[reportPrivateImportUsage]
 
         _during_call = _xc.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
         _put, _array_impl = _xc.batched_device_put, _ArrayImpl
         _put_scope = _config.explicit_device_put_scope
         _thread_resources = _mesh.thread_resources
+        _primitive = _Primitive
     except (ImportError, AttributeError):
         _put = None
 
@@ -103,6 +106,15 @@ def fetch(part: jax.Array) -> np.ndarray[Any, Any]:
         return np.asarray(jax.device_get(part))
     with jax.transfer_guard_device_to_host("allow"):  # asked for by name, as jax.device_get is
         return part._single_device_array_to_np_array_did_copy()[0]  # pyright: ignore
+
+
+def primitive(name: str) -> Any:
+    """A new primitive. The public way to its class also loads all of Pallas."""
+    if _primitive is None:
+        from jax.extend.core import Primitive
+
+        return Primitive(name)
+    return _primitive(name)
 
 
 def mesh_in_context() -> Mesh | None:

@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -32,9 +31,9 @@ from ._errors import SpecError, build
 from ._plan import Chunk, Shape, plan
 
 # x; sharding, global_shape, add: host-local -> global. `add` sums over the processes of a chunk.
-to_global_p = Primitive("hostmesh_to_global")
+to_global_p = _jax.primitive("hostmesh_to_global")
 # x; sharding, added: global -> host-local. `added`: its transpose adds, by the second convention.
-to_local_p = Primitive("hostmesh_to_local")
+to_local_p = _jax.primitive("hostmesh_to_local")
 
 
 def define(to_global: Callable[..., jax.Array], to_local: Callable[..., jax.Array]) -> None:
