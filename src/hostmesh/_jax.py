@@ -48,6 +48,10 @@ if not PUBLIC_API:
         _put = None
 
 
+# The usual type of arrays; of no array where it is not known.
+array_type: Any = _array_impl
+
+
 def put(
     aval: ShapedArray,
     sharding: Sharding,

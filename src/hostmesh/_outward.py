@@ -18,19 +18,19 @@ from ._plan import Bounds, Plan, abridged, bounds, plan
 
 def leaf_to_local(leaf: Any, sharding: NamedSharding | None, numpy: bool) -> Any:
     """The host-local value of one leaf; errors are placed at the leaf by callers."""
-    if isinstance(leaf, Tracer):
-        return _trace_to_local(leaf, sharding)
-    _check_array(leaf, "leaf")
-    dtype = leaf.dtype
-    if not isinstance(dtype, np.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]
-        return _keys_to_local(leaf, sharding, numpy)
+    if type(leaf) is not _jax.array_type:  # spares the usual leaf these questions
+        if isinstance(leaf, Tracer):
+            return _trace_to_local(leaf, sharding)
+        _check_array(leaf, "leaf")
+        if _values.is_key(leaf.dtype):
+            return _keys_to_local(leaf, sharding, numpy)
     own = leaf.sharding
-    if not isinstance(own, NamedSharding) or sharding is not own:
+    if sharding is None or (sharding is not own and sharding != own):
         laid = laid_out(leaf, sharding, whole=True)
         if laid is None:
             return to_numpy(leaf) if numpy else leaf
         leaf, sharding = laid
-    recipe = _recipes.outward(sharding, leaf.shape, dtype)
+    recipe = _recipes.outward(sharding, leaf.shape, leaf.dtype)
     if not recipe.sources:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     if recipe.sharding is None:
