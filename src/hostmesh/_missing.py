@@ -145,6 +145,6 @@ def _on_devices(value: HostArray, recipe: Outward) -> jax.Array:
     names = [f"chunks{i}" for i in range(len(cuts))]
     sharding = NamedSharding(Mesh(grid, names), PartitionSpec(*names))
     places = sharding.devices_indices_map(value.shape)
-    with _jax.explicit_transfers():
+    with jax.enable_x64(True), _jax.explicit_transfers():
         parts = [value[index] for index in places.values()]
         return _jax.put(recipe.aval, sharding, parts, list(places), True)

@@ -183,7 +183,8 @@ def _place(mesh: Mesh | None) -> Any:
 
     def place(kind: Kind, array: HostArray | None) -> jax.Array:
         recipe = _recipes.inward(sharding, None, np.dtype(kind.dtype), kind.shape, True)
-        with _jax.explicit_transfers():
+        # The source's dtype is that of all, whatever the x64 mode is here.
+        with jax.enable_x64(True), _jax.explicit_transfers():
             parts = [array] * len(recipe.devices)
             result = _jax.put(recipe.aval, sharding, parts, recipe.devices, True)
         return jax.random.wrap_key_data(result, impl=kind.key) if kind.key else result

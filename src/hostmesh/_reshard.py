@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
@@ -74,12 +75,17 @@ def reshard(arrays: Tree, mesh: Mesh | None, specs: Tree, *, timeout: float | No
             where = f"{f'leaf {path}' if path else 'value'} on process {jax.process_index()}"
             raise at(error, f"{where} (reshard)") from error.__cause__
     if jax.process_index() not in members:
-        return matched.rebuild([finish() for finish in finishers])
+        return matched.rebuild(_finished(finishers))
     what = in_words("reshard", layouts)
     agreed = agree(what, data=moves.needs(), moves=True, processes=members, timeout=timeout)
     with agreed.turn():
         moves.run(agreed)
-        return matched.rebuild([finish() for finish in finishers])
+        return matched.rebuild(_finished(finishers))
+
+
+def _finished(finishers: Sequence[Callable[[], jax.Array]]) -> list[Any]:
+    with jax.enable_x64(True):  # arrays keep their dtypes, whatever the mode is now
+        return [finish() for finish in finishers]
 
 
 # An array, or what a process without devices in its mesh knows of it.
@@ -88,7 +94,8 @@ Source: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 
 def _members(arrays: Tree, mesh: Mesh | None, specs: Tree) -> tuple[int, ...]:
     """The processes of all layouts, old and new, as far as they can be told before all is checked."""
-    old = {x.sharding for x in jax.tree.leaves(arrays) if isinstance(x, Source)}
+    leaves = [x for x in jax.tree.leaves(arrays) if isinstance(x, Source)]
+    old = {leaf.sharding for leaf in leaves if not isinstance(leaf, Tracer)}
     held = {d.process_index for s in old if isinstance(s, NamedSharding) for d in s.device_set}
     return tuple(sorted(held | set(processes_of(mesh, specs))))
 
@@ -149,7 +156,7 @@ def _way(
         if source.is_equivalent_to(target, len(data.shape)):
             parts = _jax.parts_by_device(data) if isinstance(data, jax.Array) else {}
             return lambda: _jax.assemble(recipe.aval, target, list(parts.values()))
-        program = _program(source, target, data.shape, dtype, _values.x64_enabled())
+        program = _program(source, target, data.shape, dtype)
         if program is not None and isinstance(data, jax.Array):
             return lambda: program(data)
     return _by_pieces(moves, number, data, recipe)
@@ -161,19 +168,38 @@ def _devices(sharding: NamedSharding) -> tuple[Any, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _program(
-    source: NamedSharding, target: NamedSharding, shape: Shape, dtype: np.dtype[Any], x64: bool
+    source: NamedSharding, target: NamedSharding, shape: Shape, dtype: np.dtype[Any]
 ) -> Callable[[jax.Array], jax.Array] | None:
     """XLA's program between layouts of the same devices; `None` where it gathers, or cannot be."""
-    if not source.addressable_devices or _values.device_dtype(dtype, x64) != dtype:
-        return None
-    with jax.set_mesh(_recipes.mesh_of(target)):  # whatever mesh the user has set
+    bits = _bits_of(dtype)
+    if not source.addressable_devices or bits < 8:
+        return None  # JAX takes no array of which elements share a byte into a compiled program
+
+    def move(x: jax.Array) -> jax.Array:
+        if bits > 16 or not jnp.issubdtype(dtype, jnp.floating):
+            return x
+        # XLA's CPU collectives widen small floats, and so change NaNs.
+        words = jax.lax.bitcast_convert_type(x, f"uint{bits}")
+        here = jax.lax.with_sharding_constraint(words, source)
+        there = jax.lax.with_sharding_constraint(here, target)
+        return jax.lax.bitcast_convert_type(there, dtype)
+
+    with jax.enable_x64(True), jax.set_mesh(_recipes.mesh_of(target)):  # whatever the user has set
         argument = jax.ShapeDtypeStruct(shape, dtype, sharding=source)
-        compiled = jax.jit(lambda x: x, out_shardings=target).lower(argument).compile()
+        compiled = jax.jit(move, out_shardings=target).lower(argument).compile()
     sizes: Any = compiled.memory_analysis()
     if sizes is None:
         return None
     held = sizes.argument_size_in_bytes + sizes.output_size_in_bytes
     return compiled if sizes.temp_size_in_bytes <= 2 * held else None
+
+
+def _bits_of(dtype: np.dtype[Any]) -> int:
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).bits
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.finfo(dtype).bits
+    return 8 * dtype.itemsize
 
 
 def _by_pieces(
