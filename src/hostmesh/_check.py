@@ -18,7 +18,7 @@ from ._compare import Claim, Item, Name, Subject, digests, require_equal
 from ._coordination import members_of, telling
 from ._errors import SpecError, build
 from ._packing import Kind, host_array, key_data
-from ._plan import Chunk, Plan, abridged, bounds
+from ._plan import Chunk, Plan, Shape, abridged, bounds
 from ._trees import Matched, Tree
 
 _NAN = ("bits", "equal", "unequal")
@@ -229,7 +229,12 @@ def _named(array: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:
 
 def layout_in_words(array: jax.Array | jax.ShapeDtypeStruct) -> str:
     """Dtype, shape, spec and mesh of a global array."""
-    return f"{array.dtype}{list(array.shape)} by {sharding_in_words(_named(array))}"
+    return _layout_in_words(_named(array), array.shape, array.dtype)
+
+
+@functools.lru_cache(maxsize=8192)
+def _layout_in_words(sharding: NamedSharding, shape: Shape, dtype: Any) -> str:
+    return f"{dtype}{list(shape)} by {sharding_in_words(sharding)}"
 
 
 def sharding_in_words(sharding: NamedSharding) -> str:
