@@ -104,9 +104,10 @@ def allgather(
     count = len(agreed.members)
     if tiled:
         results, pieces = _tiled_results(mine, agreed)
+        longest = max(Stream(piece).nbytes for piece in pieces) + globals_.longest
     else:
         results, pieces = _stacked_results(mine, count)
-    longest = max(Stream(piece).nbytes for piece in pieces) + globals_.longest
+        longest = mine.nbytes + globals_.longest  # equal on all
     streams = [Stream([*p, *g]) for p, g in zip(pieces, globals_.incoming(), strict=True)]
     _gather_streams(agreed, stream, streams, longest, inline)
     return _tree_of(mine, results, globals_, as_jax)
