@@ -21,7 +21,7 @@ from ._coordination import agree
 from ._errors import DivergenceError, SpecError, build
 from ._live import ProcessFailureError as ProcessFailureError
 from ._live import live_devices as live_devices
-from ._packing import is_global
+from ._packing import is_global as _is_global
 from ._trees import Matched
 from ._verdict import name_processes
 
@@ -69,13 +69,13 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
     ((4,), [0, 1, 2, 3])
     """
     _require_specs(pspecs)
-    if not any(map(is_global, jax.tree.leaves(local_inputs))):
+    if not any(map(_is_global, jax.tree.leaves(local_inputs))):
         return to_global(local_inputs, global_mesh, pspecs)
     # JAX takes an array that is global already as it is, whatever its layout; so does this
     # function, by giving such a leaf its own sharding as spec.
     matched = Matched(local_inputs, pspecs, "host_local_array_to_global_array", "pspecs")
     leaves = zip(matched.leaves, matched.items, strict=True)
-    own = [leaf.sharding if is_global(leaf) else spec for leaf, spec in leaves]
+    own = [leaf.sharding if _is_global(leaf) else spec for leaf, spec in leaves]
     return to_global(local_inputs, global_mesh, matched.rebuild(own))
 
 
@@ -158,7 +158,7 @@ def process_allgather(in_tree: Any, tiled: bool = False) -> Any:
     >>> process_allgather(np.arange(2), tiled=True).shape == (2 * jax.process_count(),)
     True
     """
-    if not tiled and any(map(is_global, jax.tree.leaves(in_tree))):
+    if not tiled and any(map(_is_global, jax.tree.leaves(in_tree))):
         raise build(
             SpecError,
             where=f"process_allgather on process {jax.process_index()}",
@@ -232,4 +232,4 @@ def _require_specs(pspecs: Any) -> None:
 
 
 def _at_least_1d(leaf: Any) -> Any:
-    return leaf if is_global(leaf) or np.ndim(leaf) else np.asarray(leaf)[np.newaxis]
+    return leaf if _is_global(leaf) or np.ndim(leaf) else np.asarray(leaf)[np.newaxis]
