@@ -14,7 +14,7 @@ from ._check import check_global
 from ._config import config
 from ._coordination import telling
 from ._errors import HostmeshError, ShapeError, SpecError, at, build
-from ._inward import leaf_to_global
+from ._inward import leaves_to_global
 from ._moves import telling_members
 from ._outward import leaf_to_local
 from ._plan import Shape
@@ -92,15 +92,12 @@ def _converted(
     shapes = _shapes_for(local, matched, global_shape)
     mesh = mesh_for(mesh, matched.items, "to_global")
     x64 = _values.x64_enabled()
+    shardings = _shardings(matched, mesh, "to_global")
     results: list[Any] = []
-    sharding: Any = None
-    last: Any = matched  # no spec yet
     try:
         with _jax.explicit_transfers():
-            for leaf, spec, shape in zip(matched.leaves, matched.items, shapes, strict=True):
-                if spec is not last:
-                    sharding, last = sharding_for(mesh, spec), spec
-                results.append(leaf_to_global(leaf, sharding, shape, x64, may_alias))
+            for array in leaves_to_global(matched.leaves, shardings, shapes, x64, may_alias):
+                results.append(array)
     except HostmeshError as error:
         raise at(error, _where("to_global", matched, len(results))) from error.__cause__
     return matched, results
@@ -195,7 +192,7 @@ def to_local(
 
 def _layouts(
     arrays: Tree, mesh: Mesh | None, specs: Tree
-) -> tuple[Matched, list[NamedSharding | None]]:
+) -> tuple[Matched, Sequence[NamedSharding | None]]:
     """The layout in which each leaf's host-local value is wanted; `None` for its own."""
     matched = Matched(arrays, specs, "to_local", "specs")
     if specs is None and mesh is None:
@@ -209,16 +206,22 @@ def _layouts(
             advice="give both, or neither for each array's own layout",
         )
     mesh = mesh_for(mesh, matched.items, "to_local")
-    shardings: list[NamedSharding | None] = []
-    sharding, last = None, matched  # no spec yet
+    return matched, _shardings(matched, mesh, "to_local")
+
+
+def _shardings(matched: Matched, mesh: Mesh | None, function: str) -> list[NamedSharding]:
+    """The sharding that the spec of each leaf stands for."""
+    shardings: list[NamedSharding] = []
+    sharding: Any = None
+    last: Any = matched  # no spec yet
     try:
         for spec in matched.items:
             if spec is not last:
                 sharding, last = sharding_for(mesh, spec), spec
             shardings.append(sharding)
     except HostmeshError as error:
-        raise at(error, _where("to_local", matched, len(shardings))) from error.__cause__
-    return matched, shardings
+        raise at(error, _where(function, matched, len(shardings))) from error.__cause__
+    return shardings
 
 
 def _is_shape(node: object) -> bool:
@@ -296,7 +299,7 @@ def _to_global_impl(
     if add:
         return _transforms.add_over_processes(x, sharding, global_shape)
     with _jax.explicit_transfers():
-        return leaf_to_global(x, sharding, global_shape, _values.x64_enabled(), may_alias=False)
+        return next(leaves_to_global([x], [sharding], [global_shape], _values.x64_enabled(), False))
 
 
 def _to_local_impl(x: Any, *, sharding: NamedSharding, added: bool) -> jax.Array:

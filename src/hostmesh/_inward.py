@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -16,29 +17,48 @@ from ._plan import Bounds, Chunk, Shape, bounds
 from ._topology import Topology
 
 
-def leaf_to_global(
-    leaf: Any, sharding: NamedSharding, global_shape: Shape | None, x64: bool, may_alias: bool
-) -> jax.Array:
-    """The global array of one leaf, whatever its kind; errors are placed at the leaf by callers.
+def leaves_to_global(
+    leaves: Iterable[Any],
+    shardings: Iterable[NamedSharding],
+    global_shapes: Iterable[Shape | None],
+    x64: bool,
+    may_alias: bool,
+) -> Iterator[jax.Array]:
+    """The global array of each leaf in turn, whatever its kind.
 
-    To be called within `_jax.explicit_transfers()`.
+    An error is raised when its leaf's turn has come, and is placed there by callers. To be called
+    within `_jax.explicit_transfers()`.
     """
-    if type(leaf) is not np.ndarray or leaf.dtype.kind not in "fiub":
-        if isinstance(leaf, Tracer):
-            return _transforms.to_global_p.bind(
-                leaf, sharding=sharding, global_shape=global_shape, add=False
-            )
-        if isinstance(leaf, jax.Array):
-            return array_to_global(leaf, sharding, global_shape)
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            return _absent_to_global(leaf, sharding, x64)
-        leaf = _values.as_host_array(leaf, "leaf")
-    recipe = _recipes.inward(sharding, leaf.shape, leaf.dtype, global_shape, x64)
-    if recipe.direct or (may_alias and leaf.dtype == recipe.dtype):
-        parts = [leaf[index] for index in recipe.indices]
-        return _jax.put(recipe.aval, sharding, parts, recipe.devices, may_alias)
-    chunks = zip(recipe.chunks, recipe.indices, strict=True)
-    return put_copies(recipe, {chunk: leaf[index] for chunk, index in chunks})
+    last: Any = None
+    convert: Any = None  # that of the last kind: leaves of one kind often follow each other
+    for leaf, sharding, shape in zip(leaves, shardings, global_shapes, strict=True):
+        if type(leaf) is not np.ndarray or leaf.dtype.kind not in "fiub":
+            if isinstance(leaf, Tracer):
+                yield _transforms.to_global_p.bind(
+                    leaf, sharding=sharding, global_shape=shape, add=False
+                )
+                continue
+            if isinstance(leaf, jax.Array):
+                yield array_to_global(leaf, sharding, shape)
+                continue
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                yield _absent_to_global(leaf, sharding, x64)
+                continue
+            leaf = _values.as_host_array(leaf, "leaf")
+        kind = leaf.shape, leaf.dtype, sharding, shape
+        if kind != last:
+            recipe = _recipes.inward(sharding, leaf.shape, leaf.dtype, shape, x64)
+            convert, last = _converter(recipe, leaf.dtype, may_alias), kind
+        yield convert(leaf)
+
+
+def _converter(
+    recipe: _recipes.Inward, dtype: np.dtype[Any], may_alias: bool
+) -> Callable[[_values.HostArray], jax.Array]:
+    """What makes global arrays of host arrays of one kind."""
+    if recipe.direct or (may_alias and dtype == recipe.dtype):
+        return _jax.putter(recipe.aval, recipe.sharding, recipe.cut, recipe.devices, may_alias)
+    return lambda leaf: put_copies(recipe, dict(zip(recipe.chunks, recipe.cut(leaf), strict=True)))
 
 
 def put_copies(recipe: _recipes.Inward, chunks: dict[Chunk, Any]) -> jax.Array:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -28,6 +29,7 @@ Device: TypeAlias = Any
 _put: Any = None
 _during_call: Any = None
 _array_impl: Any = None
+_result_handler: Any = None
 _thread_resources: Any = None
 _put_scope: Any = None
 _primitive: Any = None
@@ -41,11 +43,12 @@ if not PUBLIC_API:
 
         _during_call = _xc.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
         _put, _array_impl = _xc.batched_device_put, _ArrayImpl
+        _result_handler = _xc.array_result_handler
         _put_scope = _config.explicit_device_put_scope
         _thread_resources = _mesh.thread_resources
         _primitive = _Primitive
     except (ImportError, AttributeError):
-        _put = None
+        _put = _result_handler = None
 
 
 # The usual type of arrays; of no array where it is not known.
@@ -75,6 +78,20 @@ def put(
     return _put(aval, sharding, parts, devices, True, False, _during_call)
 
 
+def putter(
+    aval: ShapedArray,
+    sharding: Sharding,
+    cut: Callable[[Any], Sequence[Part]],
+    devices: Sequence[Device],
+    give_up: bool,
+) -> Callable[[Any], jax.Array]:
+    """`lambda leaf: put(aval, sharding, cut(leaf), devices, give_up)`, with less on the way."""
+    if _put is None or not devices or give_up:
+        return lambda leaf: put(aval, sharding, cut(leaf), devices, give_up)
+    low_level_put, during_call = _put, _during_call
+    return lambda leaf: low_level_put(aval, sharding, cut(leaf), devices, True, False, during_call)
+
+
 def explicit_transfers() -> contextlib.AbstractContextManager[None]:
     """Within it, `put` counts as asked for by name, as `jax.device_put` is, by transfer guards."""
     return contextlib.nullcontext() if _put_scope is None else _put_scope()
@@ -87,13 +104,26 @@ def assemble(aval: ShapedArray, sharding: Sharding, arrays: Sequence[jax.Array])
     )
 
 
-def assemble_in_order(
-    aval: ShapedArray, sharding: Sharding, arrays: Sequence[jax.Array]
-) -> jax.Array:
-    """`assemble` without its checks, for arrays in the order of the sharding's own devices."""
-    if _array_impl is None or not arrays:
-        return assemble(aval, sharding, arrays)
-    return _array_impl(aval, sharding, arrays, committed=True, _skip_checks=True)
+def assembler(aval: ShapedArray, sharding: Sharding) -> Callable[[Sequence[jax.Array]], jax.Array]:
+    """`assemble` without its checks, for at least one array, in the order of the sharding's devices."""
+    if _result_handler is None:
+        return functools.partial(assemble, aval, sharding)
+    try:
+        return _result_handler(aval, sharding, committed=True, _skip_checks=True)
+    except TypeError:  # a later JAX, in which it never checks
+        return _result_handler(aval, sharding, committed=True)
+
+
+def parts_in_order(array: jax.Array, devices: Sequence[Device]) -> Sequence[jax.Array]:
+    """The array's shards on this process, each as an array on one device: those of `devices`.
+
+    They must be all its devices on this process in the order of its sharding, as JAX keeps them.
+    """
+    if _array_impl is None:
+        on = parts_by_device(array)
+        return [on[device] for device in devices]
+    array._check_if_deleted()  # pyright: ignore[reportAttributeAccessIssue]
+    return array._arrays  # pyright: ignore
 
 
 def parts_by_device(array: jax.Array) -> dict[Device, jax.Array]:

@@ -33,12 +33,13 @@ def leaf_to_local(leaf: Any, sharding: NamedSharding | None, numpy: bool) -> Any
     recipe = _recipes.outward(sharding, leaf.shape, leaf.dtype)
     if not recipe.sources:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    if recipe.sharding is None:
+    if recipe.assemble is None:
         raise _missing(recipe.plan)
+    if recipe.in_order and not numpy:
+        return recipe.assemble(_jax.parts_in_order(leaf, recipe.order))
     parts = _jax.parts_by_device(leaf)
     if not numpy:
-        arrays = [parts[device] for device in recipe.order]
-        return _jax.assemble_in_order(recipe.aval, recipe.sharding, arrays)
+        return recipe.assemble([parts[device] for device in recipe.order])
     out = np.empty(recipe.aval.shape, recipe.aval.dtype)
     for device, index in recipe.sources:
         out[index] = _jax.fetch(parts[device])

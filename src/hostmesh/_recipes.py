@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +16,10 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from . import _spec, _values
+from . import _jax, _spec, _values
 from ._errors import SpecError, build
 from ._jax import Device
-from ._plan import Chunk, Index, Plan, Shape, plan
+from ._plan import Chunk, Index, Plan, Shape, bounds, plan
 from ._staging import POOLED_BYTES
 from ._topology import Topology
 
@@ -30,6 +32,7 @@ _OURS_BYTES = 1 << 20
 class Inward:
     """How leaves of one kind become global arrays. Devices, chunks and local indices go in step.
 
+    `cut` gives a leaf's chunks in that order.
     `direct`: the runtime copies the leaf's chunks as they are; otherwise we do, into memory of ours.
     """
 
@@ -40,6 +43,7 @@ class Inward:
     devices: tuple[Device, ...]
     chunks: tuple[Chunk, ...]
     indices: tuple[Index, ...]
+    cut: Callable[[Any], Sequence[Any]]
     direct: bool
 
     def local_sharding(self) -> NamedSharding | None:
@@ -54,14 +58,17 @@ class Outward:
     """How global arrays of one kind become host-local values.
 
     `sources` has, for each distinct chunk, a device that holds it and the chunk's local index.
-    `order` has the devices in the order of `sharding`, that of the host-local `jax.Array`; both
-    are `None` where the process's chunks are no full product.
+    `order` has the devices in the order of `sharding`, that of the host-local `jax.Array`, which
+    `assemble` makes of the shards in that order; there is none where the process's chunks are no
+    full product. `in_order`: the global array has its shards here in that order.
     """
 
     plan: Plan
     aval: ShapedArray
     sharding: NamedSharding | None
     order: tuple[Device, ...]
+    in_order: bool
+    assemble: Callable[[Sequence[jax.Array]], jax.Array] | None
     sources: tuple[tuple[Device, Index], ...]
 
 
@@ -113,8 +120,26 @@ def inward(
         devices=devices,
         chunks=tuple(placement.chunk for placement in placements),
         indices=tuple(placement.local_index for placement in placements),
+        cut=_cutter([_trimmed(place.local_index, local_shape) for place in placements]),
         direct=dtype == native and _runtime_copies(layout, native, devices),
     )
+
+
+def _cutter(indices: list[Index]) -> Callable[[Any], Sequence[Any]]:
+    """`lambda leaf: [leaf[index] for index in indices]`, twice as quick where it can be."""
+    if len(indices) > 1:
+        return operator.itemgetter(*indices)
+    return lambda leaf: [leaf[index] for index in indices]
+
+
+def _trimmed(index: Index, shape: Shape | None) -> Index:
+    """An index of an array of this shape, if it is known, without its last slices that take all."""
+    if shape is None:
+        return index
+    taken = bounds(index, shape)
+    while index and taken[len(index) - 1] == (0, shape[len(index) - 1]):
+        index = index[:-1]
+    return index
 
 
 def _runtime_copies(layout: Plan, dtype: np.dtype[Any], devices: tuple[Device, ...]) -> bool:
@@ -146,14 +171,18 @@ def outward(sharding: NamedSharding, global_shape: Shape, dtype: np.dtype[Any]) 
     for placement, device in zip(placements, devices, strict=True):
         holding.setdefault(placement.chunk, []).append(device)
     local_shape = layout.local_shape()
-    local_sharding = None
+    aval = ShapedArray(local_shape or (), dtype)
+    local_sharding, order = None, ()
     if local_shape is not None and layout.is_product():
         local_sharding = _local_sharding(layout, sharding, holding)
+        order = tuple(mesh_of(local_sharding).devices.flat)
     return Outward(
         plan=layout,
-        aval=ShapedArray(local_shape or (), dtype),
+        aval=aval,
         sharding=local_sharding,
-        order=() if local_sharding is None else tuple(mesh_of(local_sharding).devices.flat),
+        order=order,
+        in_order=order == devices,
+        assemble=None if local_sharding is None else _jax.assembler(aval, local_sharding),
         sources=tuple((on[0], layout.local_index(chunk)) for chunk, on in holding.items()),
     )
 
