@@ -150,8 +150,8 @@ def test_rounds_leave_the_store_as_it_was() -> None:
                 hm.allgather("text" if me == 3 else 1)
         hm.barrier("last")
         left = keys()
-    # Of all rounds only the last is there: the posts of the three others to the root, the verdict,
-    # and perhaps the root's word that it waits.
-    rounds = {key.split("/")[3] for key in left}
-    assert len(rounds) == 1, left
-    assert 4 <= len(left) <= 5, left
+    # Of all rounds only the last block of 16 is there: of each round the posts of the three others
+    # to the root, the verdict, and perhaps the root's word that it waits.
+    blocks = {key.split("/")[3] for key in left}
+    assert len(blocks) == 1, left
+    assert 4 <= len(left) <= 16 * 5, left
