@@ -35,6 +35,7 @@ from ._packing import (
     Parcel,
     Stream,
     describe,
+    empty,
     finished,
     is_inline,
     length_of,
@@ -138,7 +139,7 @@ def _gathered(
         longest = max(Stream(piece).nbytes for piece in pieces) + globals_.longest
         take = _taker(pieces, globals_)
     elif keeps:
-        results = [kind.empty((len(members),)) for kind in mine.kinds]
+        results = empty(mine.kinds, (len(members),))
         if mine.globals:
             ranks = range(len(members))
             take = _taker([[r[rank : rank + 1] for r in results] for rank in ranks], globals_)
@@ -219,7 +220,7 @@ def broadcast(
         if None in heads and not sent[1]:
             raise unknown_types(name, agreed.members[heads.index(None)], sent[0])
         structure = structure_of(sent[1]) if tree is None else mine.structure
-        results = [kind.empty() for kind in kinds]
+        results = empty(kinds)
         stream = Stream([r[None] for r in results], rows=1)
         if is_inline(length_of(kinds), 1):
             stream.write(np.frombuffer(sent[3], np.uint8)[None], 0)

@@ -46,15 +46,12 @@ class Kind:
     @functools.cached_property
     def nbytes(self) -> int:
         """The length of the leaf's values."""
-        return math.prod(self.shape) * self._numpy.itemsize
+        return math.prod(self.shape) * self.numpy.itemsize
 
     @functools.cached_property
-    def _numpy(self) -> np.dtype[Any]:
+    def numpy(self) -> np.dtype[Any]:
+        """The dtype in NumPy."""
         return np.dtype(self.dtype)
-
-    def empty(self, lead: tuple[int, ...] = ()) -> npt.NDArray[Any]:
-        """A new array for such a leaf, or for several along new first axes; a large one pooled."""
-        return _staging.buffer(lead + self.shape, self._numpy)
 
     @functools.cached_property
     def _words(self) -> str:
@@ -63,6 +60,12 @@ class Kind:
 
     def __str__(self) -> str:
         return self._words
+
+
+def empty(kinds: Sequence[Kind], lead: tuple[int, ...] = ()) -> list[npt.NDArray[Any]]:
+    """New arrays for such leaves, or for several of each along new first axes."""
+    shapes = [lead + kind.shape for kind in kinds]
+    return _staging.buffers(shapes, [kind.numpy for kind in kinds])
 
 
 @functools.lru_cache(maxsize=4096)

@@ -30,6 +30,8 @@ Bytes = npt.NDArray[np.uint8]
 
 _WORD = 4
 _SMALLEST = 1024
+# Where not all parts that arrive are of use, or XLA holds more of them, they are smaller by this.
+_SMALLER = 4
 # Parts under way at a time: one is read while the next one travels.
 _DEPTH = 2
 
@@ -82,15 +84,13 @@ def broadcast(nbytes: int, members: Members, root: int, fill: Fill | None, take:
     """Hands the bytes of rank `root`, which alone gives `fill`, to `take` on all members."""
     program = _program(process_mesh(members), "broadcast", root)
     send = None if fill is None else (lambda _, row, start: fill(row, start))
-    # Small parts travel down the tree one behind the other.
-    _run(program, nbytes, members, 1, config.part_bytes // 4, send, take)
+    _run(program, nbytes, members, 1, config.part_bytes // _SMALLER, send, take)
 
 
 def exchange(nbytes: int, members: Members, fill: FillFor, take: Take) -> None:
     """Hands every member's bytes for each other one, `nbytes` each, to `take` on that one."""
-
     program = _program(process_mesh(members), "exchange")
-    largest = config.part_bytes // len(members)
+    largest = config.part_bytes // _SMALLER // len(members)
     _run(program, nbytes, members, len(members), largest, fill, take)
 
 
