@@ -30,8 +30,8 @@ class Config:
         nothing else.
       call_sites: whether a collective compares file and line of the call between processes, which
         finds an extra call of the same kind on some of them.
-      part_bytes: the most bytes that a collective brings to a process at a time; what it holds
-        beside its result is a few of these.
+      part_bytes: about how many bytes a collective brings to a process at a time; what it holds
+        beside its result is a few times as much.
       progress: whether a collective that takes over a second shows how far it is, on standard error
         of the first process that takes part.
       pool_bytes: how many bytes of staging buffers that no device reads any more, and of results
@@ -48,7 +48,7 @@ class Config:
     check: str | None = None
     timeout: float = 300.0
     call_sites: bool = True
-    part_bytes: int = 16 * 2**20
+    part_bytes: int = 8 * 2**20
     progress: bool = False
     pool_bytes: int = 512 * 2**20
 

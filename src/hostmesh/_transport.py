@@ -39,15 +39,17 @@ _DEPTH = 2
 def parts(nbytes: int, largest: int) -> Iterator[tuple[int, int]]:
     """Cuts a length in parts: how many bytes of each are data, and how many it is padded to.
 
-    Sizes are 4, 5, 6 or 7 times a power of two: few programs, and at most a fourth is padding.
+    Sizes are 4, 5, 6 or 7 times a power of two: few programs, and at most a fourth is padding. The
+    last part is up to half as long again, rather than one more that is short.
 
-    >>> list(parts(5_000_000, largest=1 << 22))
-    [(4194304, 4194304), (805696, 917504)]
+    >>> list(parts(9_000_000, largest=1 << 22)), list(parts(5_000_000, largest=1 << 22))
+    ([(4194304, 4194304), (4805696, 5242880)], [(5000000, 5242880)])
     """
-    for start in range(0, nbytes, largest):
-        length = min(largest, nbytes - start)
+    while nbytes > 0:
+        length = nbytes if nbytes <= largest * 3 // 2 else largest
         step = max(_SMALLEST, 1 << (length - 1).bit_length()) // 8
-        yield length, min(largest, max(_SMALLEST, -(-length // step) * step))
+        yield length, max(_SMALLEST, -(-length // step) * step)
+        nbytes -= length
 
 
 # Fills a view with the bytes to send that begin at a place.
