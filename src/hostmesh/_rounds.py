@@ -44,6 +44,8 @@ _FEW = 4
 # How long the processes wait for each other at a barrier before they post. The service looks once
 # a second whose time is up.
 _MEETING = 0.2
+# The service keeps a kilobyte for each name of a barrier: a channel takes that many at most.
+_NAMES = 1000
 
 
 @dataclass
@@ -55,6 +57,7 @@ class Channel:
     rank: int
     round: int = 0
     kept: list[int] = field(default_factory=list[int])  # blocks that the root has not deleted yet
+    named: set[str] = field(default_factory=set[str])  # calls that have met
     failed: int = 0  # the last round that did not end well for all at its barrier, or at all
     lock: threading.Lock = field(default_factory=threading.Lock)
     broken: bool = False
@@ -94,8 +97,8 @@ def hold_round(
         return _without_store(channel, post, timeout)
     here = _Round(store, channel, call, timeout)
     channel.round += 1
-    if data is None and not moves and timeout > 10 * _MEETING:
-        if here.meet():
+    if data is None and not moves and (name := here.meeting()):
+        if store.meet(name, _MEETING, channel.members):
             return Verdict("agreed")
         post.met = True
     verdict = _posted(here, channel, post, moves)
@@ -132,12 +135,15 @@ class _Round:
         self._folder = f"{channel.folder}{self._block}/{channel.round}/"
         self._verdict = f"{self._folder}verdict"
 
-    def meet(self) -> bool:
-        """Waits a little at a barrier for all to make this very call; `False` if they do not."""
+    def meeting(self) -> str | None:
+        """The name of a barrier at which all meet that make this very call; `None` for no meeting."""
         words = f"{self._call.what}\n{self._call.site if config.call_sites else ''}"
         digest = xxhash.xxh3_128_hexdigest(words.encode())
-        name = f"{self._channel.folder}{self._channel.failed}/{digest}"
-        return self._store.meet(name, _MEETING, self._channel.members)
+        named = self._channel.named
+        if self._timeout < 10 * _MEETING or (digest not in named and len(named) == _NAMES):
+            return None
+        named.add(digest)
+        return f"{self._channel.folder}{self._channel.failed}/{digest}"
 
     def open(self) -> None:
         """Notes that the round has a folder, before anything is in it."""
