@@ -46,6 +46,7 @@ def test_there_is_a_benchmark_for_each_claim():
         "large_leaf",
         "leaves_in",
         "leaves_out",
+        "peak_collectives",
         "peak_memory",
         "planning",
         "small_leaf",
