@@ -26,6 +26,7 @@ _Words: TypeAlias = npt.NDArray[np.uint64]
 
 LARGEST = 2**63 - 1  # of the indices' dtype
 
+_SMALL = 2**16
 _BLOCK = 8192  # indices at a time: the scratch space stays in the processor's cache
 _GAMMA, _MIX_1, _MIX_2 = map(
     np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -44,6 +45,18 @@ def permuted(positions: Indices, n: int, seed: int, epoch: int) -> Indices:
     >>> permuted(np.arange(10), 10, seed=0, epoch=0)
     array([5, 1, 8, 3, 7, 9, 2, 4, 6, 0])
     """
+    if n < _SMALL:
+        return _all(n, seed, epoch)[positions]
+    return _images(positions, n, seed, epoch)
+
+
+@functools.lru_cache(maxsize=4)
+def _all(n: int, seed: int, epoch: int) -> Indices:
+    """The whole order of few examples: at most half a MiB, for many small batches to pick from."""
+    return _images(np.arange(n), n, seed, epoch)
+
+
+def _images(positions: Indices, n: int, seed: int, epoch: int) -> Indices:
     keys = _keys(seed, epoch, _rounds(n))
     flat = positions.reshape(-1)
     result = np.empty(flat.shape, np.int64)
@@ -66,7 +79,7 @@ def _rounds(n: int) -> int:
     Counts of whole permutations and of pairs show none after 16 rounds for n from 2 to 7, after 10
     for 10 and 16, after 8 for 60.
     """
-    return 24 if n < 2**16 else 8
+    return 24 if n < _SMALL else 8
 
 
 def _sides(n: int) -> tuple[int, int]:
