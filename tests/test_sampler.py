@@ -269,7 +269,7 @@ def table(n: int) -> np.ndarray:
 
 def columns(value: np.ndarray, shard: hm.DataShard) -> np.ndarray:
     """Of each example, what the shard's ranges say."""
-    for axis, spans in enumerate(shard.ranges((8, 8, 8))[1:], 1):
+    for axis, spans in enumerate(shard.ranges((24 * 8, 8, 8))[1:], 1):
         value = value.take([i for start, stop in spans for i in range(start, stop)], axis)
     return value
 
@@ -410,34 +410,52 @@ class Numbers:
         return f"Numbers({self.n})"
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_grain(workers: int) -> None:
+def grain_loader(sampler: hm.ShardedSampler, workers: int = 0) -> Any:
     import grain
 
-    def loader(sampler: hm.ShardedSampler) -> Any:
-        return grain.DataLoader(
-            data_source=Numbers(50),
-            sampler=sampler.for_grain(workers),
-            operations=[grain.transforms.Batch(sampler.local_batch)],
-            shard_options=grain.sharding.NoSharding(),
-            worker_count=workers,
-        )
+    return grain.DataLoader(
+        data_source=Numbers(50),
+        sampler=sampler.for_grain(workers),
+        operations=[grain.transforms.Batch(sampler.local_batch)],
+        shard_options=grain.sharding.NoSharding(),
+        worker_count=workers,
+    )
 
-    topology = hm.Topology.build({"x": 4}, 2, "interleaved")
-    shard = hm.data_shard(topology, "x", process=1)
-    options: Any = {"global_batch": 8, "shard": shard, "epochs": 2}
-    plan = hm.ShardedSampler(50, **options)
+
+SHARD = hm.data_shard(hm.Topology.build({"x": 4}, 2, "interleaved"), "x", process=1)
+FOR_GRAIN: Any = {"global_batch": 8, "shard": SHARD, "epochs": 2}
+
+
+def test_grain() -> None:
+    plan = hm.ShardedSampler(50, **FOR_GRAIN)
     expected = [(10 * plan.indices(k)).tolist() for k in range(12)]
-    iterator = iter(loader(plan))
-    read = [next(iterator).tolist() for _ in range(4)]
-    kept, state = iterator.get_state(), plan.state(4)
+    iterator = iter(grain_loader(plan))
+    read = [next(iterator).tolist() for _ in range(5)]
+    kept, state = iterator.get_state(), plan.state(5)
     assert read + [batch.tolist() for batch in iterator] == expected
-    again = iter(loader(plan))
+    again = iter(grain_loader(plan))
     again.set_state(kept)  # Grain's own state, for the same loader
-    assert [batch.tolist() for batch in again] == expected[4:]
-    resumed = hm.ShardedSampler(50, **options)
+    assert [batch.tolist() for batch in again] == expected[5:]
+    resumed = hm.ShardedSampler(50, **FOR_GRAIN)
     resumed.restore(state)  # ours, also for others
-    assert [batch.tolist() for batch in loader(resumed)] == expected[4:]
+    assert [batch.tolist() for batch in grain_loader(resumed)] == expected[5:]
+
+
+def test_grain_with_workers() -> None:
+    from absl import flags
+
+    flags.FLAGS.mark_as_parsed()  # Grain's workers are set by flags, which absl.app would parse
+    plan = hm.ShardedSampler(50, **FOR_GRAIN)
+    expected = [(10 * plan.indices(k)).tolist() for k in range(12)]
+    assert [batch.tolist() for batch in grain_loader(plan, workers=2)] == expected
+    # As the workers see it: worker w reads every third record from w on, and batches come in turn.
+    plan = hm.ShardedSampler(50, global_batch=8, shard=SHARD)
+    records = plan.for_grain(3)
+    size = plan.local_batch
+    for k in range(30):
+        turn, worker = divmod(k, 3)
+        own = [records[worker + 3 * i] for i in range(turn * size, (turn + 1) * size)]
+        assert [record.record_key for record in own] == plan.indices(k).tolist()
 
 
 def test_randomness_for_grain_goes_by_example() -> None:
