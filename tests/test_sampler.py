@@ -338,7 +338,7 @@ def refused(kind: type[Exception], match: str, *args: Any, **options: Any) -> No
 def test_errors() -> None:
     refused(hm.SpecError, r"^ShardedSampler\n.*n=0\n.*whole number from 1 to 92", 0, global_batch=1)
     refused(hm.SpecError, r"global_batch=2.0\n.*whole number from 1 on", 9, global_batch=2.0)
-    refused(hm.SpecError, r"seed=-1\n.*whole number from 0 on", 9, global_batch=1, seed=-1)
+    refused(hm.SpecError, r"seed=-1\n.*whole number from 0 to 18", 9, global_batch=1, seed=-1)
     refused(hm.SpecError, r"ends='stop'\n.*'drop', 'pad'", 9, global_batch=1, ends="stop")
     refused(hm.SpecError, r"index of shard=2\n.*from 0 to 1", 9, global_batch=2, shard=(2, 2))
     refused(hm.SpecError, r"both shard and mesh", 9, global_batch=2, shard=(0, 2), spec=P("x"))

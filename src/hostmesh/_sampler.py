@@ -51,7 +51,7 @@ class ShardedSampler:
       shard: instead of these a `DataShard`, or an index and a count, for `count` equal runs of
         rows. With neither, this process reads all rows.
       shuffle: permutes each epoch anew; otherwise examples come in the data set's order.
-      seed: a whole number from 0 on.
+      seed: a whole number from 0 to 2**64 - 1, the same on all processes; `agreed_seed` gives one.
       epochs: how many there are; `None` for no end.
       ends: what becomes of the last examples of an epoch where they fill no global batch. `"drop"`
         leaves them out; `"pad"` fills the batch up with examples from the epoch's beginning, which
@@ -108,7 +108,7 @@ class ShardedSampler:
             global_batch=size,
             shard=_shard_of(mesh, spec, shard),
             shuffle=bool(shuffle),
-            seed=_whole("seed", seed, 0),
+            seed=_whole("seed", seed, 0, 2**64 - 1),  # msgpack's largest, for states
             epochs=None if epochs is None else _whole("epochs", epochs, 0),
             ends=ends,
         )
