@@ -48,6 +48,7 @@ def test_there_is_a_benchmark_for_each_claim():
         "leaves_out",
         "peak_memory",
         "planning",
+        "sampler",
         "small_leaf",
         "soak_collectives",
         "threads",

@@ -187,6 +187,14 @@ def test_iterations_as_users_of_distributed_sampler_expect() -> None:
         assert len(other.batches) == 5 - len(seen) or len(seen) == 5
         left = list(other.batches) if len(seen) < 5 else []
         assert [i for rows in seen + left for i in rows] == first
+    # Within an epoch a place stays; with no batch left in it, the next one begins.
+    sampler.restore({**sampler.state(0), "epoch": 3, "examples": 12})
+    sampler.set_epoch(3)
+    assert (sampler.epoch, len(batches), len(sampler)) == (3, 2, 4)
+    for examples in (17, 20):
+        sampler.restore({**sampler.state(0), "epoch": 3, "examples": examples})
+        assert (sampler.epoch, len(batches), len(sampler)) == (4, 5, 10)
+    # An iteration from before does not move what was restored.
     stale = iter(batches)
     next(stale)
     sampler.restore({**sampler.state(0), "epoch": 7})
