@@ -382,24 +382,39 @@ def test_the_mesh_of_the_context() -> None:
         assert hm.ShardedSampler(9, global_batch=2, spec=P("x")).shard.of_chunks == 1
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_pytorch(workers: int) -> None:
+def test_pytorch() -> None:
     data = pytest.importorskip("torch.utils.data")
     numbers = [10 * i for i in range(26)]
-    options = {"num_workers": workers, "collate_fn": list}
-    ours, pure = (hm.ShardedSampler(26, global_batch=8, shard=(1, 2)) for _ in range(2))
-    by_batch = data.DataLoader(numbers, batch_sampler=ours.batches, **options)
-    by_index = data.DataLoader(numbers, sampler=pure, batch_size=pure.local_batch, **options)
-    plan = hm.ShardedSampler(26, global_batch=8, shard=(1, 2))
+    ours, pure, plan = (hm.ShardedSampler(26, global_batch=8, shard=(1, 2)) for _ in range(3))
+    by_batch = data.DataLoader(numbers, batch_sampler=ours.batches, collate_fn=list)
+    by_index = data.DataLoader(numbers, sampler=pure, batch_size=pure.local_batch, collate_fn=list)
     for epoch in range(3):
         expected = [(10 * plan.indices(3 * epoch + k)).tolist() for k in range(3)]
         for loader, sampler in ((by_batch, by_batch.batch_sampler), (by_index, by_index.sampler)):
             sampler.set_epoch(epoch)
             assert len(loader) == 3
             assert list(loader) == expected
-    # Workers read ahead: the state counts what was used.
-    ours.restore(plan.state(4))
-    assert list(by_batch) == [(10 * plan.indices(k)).tolist() for k in (4, 5)]
+
+
+def test_pytorch_with_workers_that_read_ahead() -> None:
+    data = pytest.importorskip("torch.utils.data")
+    numbers = [10 * i for i in range(80)]
+    sampler, plan = (hm.ShardedSampler(80, global_batch=8, shard=(1, 2)) for _ in range(2))
+    loader = data.DataLoader(
+        numbers,
+        batch_sampler=sampler.batches,
+        collate_fn=list,
+        num_workers=2,
+        persistent_workers=True,
+        multiprocessing_context="forkserver",  # JAX forbids forks of its process
+    )
+    expected = [(10 * plan.indices(k)).tolist() for k in range(20)]
+    assert list(loader) == expected[:10]
+    used = list(itertools.islice(loader, 3))
+    assert used == expected[10:13]
+    assert sampler.state() == plan.state(10 + 3 + 4) != sampler.state(13)  # two for each worker
+    sampler.restore(sampler.state(13))
+    assert list(loader) == expected[13:]
 
 
 class Numbers:
