@@ -49,6 +49,7 @@ def test_there_is_a_benchmark_for_each_claim():
         "peak_collectives",
         "peak_memory",
         "planning",
+        "sampler",
         "small_leaf",
         "soak_collectives",
         "threads",
