@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from . import _jax, _transport
@@ -31,6 +32,7 @@ _SLICE = 1.0
 # After the first, shorter slice an inner node says that it has come.
 _FIRST_SLICE = 0.2
 _GRACE = 0.5
+_SHORT_SLICE = 0.1  # where this process may leave the round
 
 
 @dataclass
@@ -44,6 +46,19 @@ class Channel:
     kept: list[int] = field(default_factory=list[int])  # rounds that the root has not deleted yet
     lock: threading.Lock = field(default_factory=threading.Lock)
     broken: bool = False
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a round is waited for, where that is not known when it begins.
+
+    `left` tells the seconds that are left, of `limit` in all; `gone` why this process leaves the
+    round, or "": the round has then failed, for the others too.
+    """
+
+    limit: float
+    left: Callable[[], float]
+    gone: Callable[[], str]
 
 
 _channels: dict[tuple[str, tuple[int, ...]], Channel] = {}
@@ -65,16 +80,33 @@ def channel_of(name: str, members: tuple[int, ...]) -> Channel:
         return found
 
 
+def forget(channel: Channel) -> None:
+    """Drops a channel that this process is done with; see `erase` for what lies in the store."""
+    with _channels_lock:
+        for key, known in list(_channels.items()):
+            if known is channel:
+                del _channels[key]
+
+
+def erase(folder: str) -> None:
+    """Deletes what a channel left in the store: for the root, once all processes are done with it."""
+    if (store := _jax.store()) is not None:
+        store.delete(folder)
+
+
 def _children(rank: int, count: int) -> range:
     first = rank * FAN_IN + 1
     return range(min(first, count), min(first + FAN_IN, count))
 
 
-def hold_round(channel: Channel, call: Call, data: bytes, timeout: float, moves: bool) -> Verdict:
+def hold_round(
+    channel: Channel, call: Call, data: bytes, timeout: float | Patience, moves: bool
+) -> Verdict:
     post = Post({call: [channel.rank]}, {channel.rank: data} if data else {})
     store = _jax.store()
     if store is None:
-        return _without_store(channel, post, timeout)
+        limit = timeout.limit if isinstance(timeout, Patience) else timeout
+        return _without_store(channel, post, limit)
     here = _Round(store, channel, call, timeout)
     channel.round += 1
     if not here.collect(post):
@@ -95,17 +127,20 @@ class _Round:
     """One process's part in one round, on the store."""
 
     def __init__(
-        self, store: _jax.Store, channel: Channel, call: Call, timeout: float = 0.0
+        self, store: _jax.Store, channel: Channel, call: Call, timeout: float | Patience = 0.0
     ) -> None:
         self._store = store
         self._channel = channel
         self._call = call
-        self._timeout = timeout
-        self._deadline = time.monotonic() + timeout
+        self._patience = timeout if isinstance(timeout, Patience) else _fixed(timeout)
+        self._slice = _SHORT_SLICE if isinstance(timeout, Patience) else _SLICE
         self._folder = f"{channel.folder}{channel.round}/"
         self._verdict = f"{self._folder}verdict"
         if channel.rank == 0:
             channel.kept.append(channel.round)
+
+    def _left(self) -> float:
+        return 0.0 if self._patience.gone() else self._patience.left()
 
     def collect(self, post: Post) -> bool:
         """Takes in the posts of this node's children; `False` if time runs out or a verdict comes."""
@@ -113,7 +148,7 @@ class _Round:
         mine = f"{self._folder}in/{self._channel.rank}/"
         slice_ = _FIRST_SLICE
         while awaited:
-            if (remaining := self._deadline - time.monotonic()) <= 0:
+            if (remaining := self._left()) <= 0:
                 return False
             first = min(awaited)
             message = self._store.get(f"{mine}{first}", min(remaining, slice_))
@@ -124,7 +159,7 @@ class _Round:
                     self._store.set_once(
                         f"{self._folder}in/-/{self._channel.rank}", self._presence()
                     )
-                slice_ = _SLICE
+                slice_ = self._slice
                 continue
             arrived = {first: message}
             if len(awaited) > 1:  # most of the others have come as well: one message for all
@@ -160,12 +195,18 @@ class _Round:
     def await_verdict(self) -> Verdict:
         """Reads the verdict; decides that some are late when time is up."""
         # The root decides first where it can, though it may have begun its own time a little later.
-        deadline = self._deadline + (_GRACE if self._channel.rank else 0.0)
-        while (remaining := deadline - time.monotonic()) > 0:
-            message = self._store.get(self._verdict, min(remaining, _SLICE))
+        grace = _GRACE if self._channel.rank else 0.0
+        while (remaining := self._left() + grace) > 0:
+            if self._patience.gone():
+                return self.settle(self._left_by_this())
+            message = self._store.get(self._verdict, min(remaining, self._slice))
             if message is not None:
                 return Verdict.unpacked(message)
-        return self.settle(self._late())
+        return self.settle(self._left_by_this() if self._patience.gone() else self._late())
+
+    def _left_by_this(self) -> Verdict:
+        call = dataclasses.replace(self._call, failure=self._patience.gone())
+        return Verdict("failed", told({call: [self._channel.rank]}, self._channel.members))
 
     def _presence(self) -> bytes:
         return Post({self._call: [self._channel.rank]}).packed()
@@ -181,9 +222,14 @@ class _Round:
         where = told({call: sorted(ranks) for call, ranks in came.items()}, members)
         return Verdict(
             "late",
-            f"{name_processes(absent)} did not come within {self._timeout:g} s"
+            f"{name_processes(absent)} did not come within {self._patience.limit:g} s"
             f"{_seen_elsewhere(self._store, set(absent))}; came: {where}",
         )
+
+
+def _fixed(timeout: float) -> Patience:
+    deadline = time.monotonic() + timeout
+    return Patience(timeout, lambda: deadline - time.monotonic(), lambda: "")
 
 
 def _seen_elsewhere(store: _jax.Store, absent: set[int]) -> str:
