@@ -192,14 +192,16 @@ def _outcome_at(
 def _uneven(
     members: tuple[int, ...], ended: Sequence[bool], number: int, fed: Sequence[int]
 ) -> Outcome:
-    who = tuple(member for member, e in zip(members, ended, strict=True) if e)
-    after = sorted({f for f, e in zip(fed, ended, strict=True) if e})
-    examples = " or ".join(map(str, after))
+    after: dict[int, list[int]] = {}
+    for member, e, examples in zip(members, ended, fed, strict=True):
+        if e:
+            after.setdefault(examples, []).append(member)
+    told = [f"{name_processes(p)} ended after {n} examples" for n, p in sorted(after.items())]
     return Outcome(
         "failed",
         number,
-        who,
-        f"{name_processes(who)} ended after {examples} examples",
+        tuple(member for member, e in zip(members, ended, strict=True) if e),
+        "; ".join(told),
         f"with ends='error' all processes feed batch {number} in full, or all have ended before",
         "give all processes as many examples, or choose ends='pad' or 'drop'",
     )

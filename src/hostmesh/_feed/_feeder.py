@@ -175,6 +175,7 @@ class Feeder(Iterator[Any]):
         self._progress = progress and members[0] == me
         self._line: ProgressLine | None = None
         self._pipeline: Pipeline | None = None
+        self._channel: Line | None = None
         self._finalizer: Any = None
         self._error: Exception | None = None
         self._resume: Mapping[str, Any] | None = None
@@ -185,6 +186,9 @@ class Feeder(Iterator[Any]):
         self._state: Any = None
         self._ended = False
         self._began: float | None = None
+        # Here, where processes are in step, and not with the first batch.
+        if self._channel is None and len(self._options.members) > 1:
+            self._channel = Line(self._options.members)
 
     def __iter__(self) -> Feeder:
         return self
@@ -217,8 +221,7 @@ class Feeder(Iterator[Any]):
         if resume is not None:
             first = _resumed(reader, resume, self._options.members)
             self._state = reader.state()
-        members = self._options.members
-        line = Line(members) if len(members) > 1 else None
+        line, self._channel = self._channel, None
         pipeline = Pipeline(reader, self._layout, self._options, line, first, self._times)
         # The threads know the pipeline and not the feeder: who drops the feeder ends them.
         self._finalizer = weakref.finalize(self, pipeline.stop, "its feeder was dropped")
@@ -233,7 +236,8 @@ class Feeder(Iterator[Any]):
 
     def _end(self, outcome: Outcome, pipeline: Pipeline) -> None:
         self._ended = True
-        self._stop("")
+        # A source that hangs is not waited for once more.
+        self._stop("", 0.2 if outcome.kind == "late" else _JOIN)
         if outcome.kind == "end":
             return
         kinds: dict[str, type[FeedError | StragglerError | DivergenceError]] = {
@@ -251,7 +255,7 @@ class Feeder(Iterator[Any]):
         )
         raise self._error from pipeline.cause()
 
-    def _stop(self, why: str) -> None:
+    def _stop(self, why: str, seconds: float = _JOIN) -> None:
         if self._line is not None:
             self._line.end()
             self._line = None
@@ -259,8 +263,11 @@ class Feeder(Iterator[Any]):
             self._pipeline = None
             self._finalizer.detach()
             pipeline.stop(why or "it ended")
-            pipeline.join(_JOIN)
+            pipeline.join(seconds)
             _running.discard(pipeline)
+        elif self._channel is not None and not self._ended:
+            line, self._channel = self._channel, None
+            line.leave(self._options.call, why)
 
     def close(self) -> None:
         """Ends all threads, and drops what was read ahead. Other processes learn of it.
@@ -333,7 +340,8 @@ class Feeder(Iterator[Any]):
                 rule="which examples a process reads next depends on their number",
                 advice="pass source=, one that begins with example state['examples'] of all",
             )
-        self._stop("restored another state")
+        if self._pipeline is not None:
+            self._stop("restored another state")
         self._error = None
         self._begin_anew()
         self._batches, self._examples = state["batches"], state["examples"]

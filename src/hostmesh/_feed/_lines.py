@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .. import _rounds
+from .. import _jax, _rounds
 from .._coordination import channel_name
+from .._verdict import Call
 
 
 @dataclass
@@ -35,8 +37,11 @@ class Line:
             self.channel = _rounds.channel_of(f"{name} feeder {self._number}", members)
             self._family.folders[self._number] = self.channel.folder
 
-    def leave(self) -> None:
-        """This process holds no round of this line any more."""
+    def leave(self, call: Call, why: str) -> None:
+        """This process holds no round of this line any more: with a reason, it tells the others."""
+        if why and _jax.store() is not None:
+            with contextlib.suppress(Exception):  # the coordinator may be gone already
+                _rounds.post_failure(self.channel, Call(call.what, call.site, why))
         _rounds.forget(self.channel)
         with self._family.lock:
             self._family.left.add(self._number)

@@ -10,7 +10,6 @@ Time runs out only while a `next` waits: a pause between steps, however long, is
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import traceback
@@ -22,7 +21,7 @@ from typing import Any, Literal
 
 import jax
 
-from .. import _jax, _rounds
+from .. import _rounds
 from .._topology import Topology
 from .._trees import Tree
 from .._verdict import Call
@@ -130,7 +129,7 @@ class Pipeline:
         result = self._next_threaded() if self._threads else self._next_alone()
         if self._suspicion:
             words, self._suspicion = self._suspicion, ""
-            warnings.warn(words, stacklevel=4)
+            warnings.warn(words, stacklevel=3)  # who called the feeder's `next`
         return result
 
     def cause(self) -> BaseException | None:
@@ -396,11 +395,9 @@ class Pipeline:
         """Tells the other processes that this one feeds no more, if they do not know."""
         if self._line is None:
             return
-        if self._outcome is None and _jax.store() is not None:
+        why = ""
+        if self._outcome is None:
             why = self._closed or f"{type(self._broken).__name__}: {self._broken}"
-            call = self._options.call
-            with contextlib.suppress(Exception):  # the coordinator may be gone already
-                _rounds.post_failure(self._line.channel, Call(call.what, call.site, why))
             self._outcome = Outcome("end", self._frontier)
-        self._line.leave()
+        self._line.leave(self._options.call, why)
         self._line = None
