@@ -22,6 +22,9 @@ from ._errors import HostmeshError as HostmeshError
 from ._errors import ShapeError as ShapeError
 from ._errors import SpecError as SpecError
 from ._errors import StragglerError as StragglerError
+from ._evaluate import Evaluation as Evaluation
+from ._evaluate import evaluate as evaluate
+from ._evaluate import gather_valid as gather_valid
 from ._exchange import exchange as exchange
 from ._exchange import scatter as scatter
 from ._feed._feeder import Feeder as Feeder
