@@ -171,7 +171,6 @@ class Feeder(Iterator[Any]):
             self._mesh, specs, axes, held, one.count, parse(pad_to), _values.x64_enabled()
         )
         self._local_rows = None if chunk_rows is None else held * chunk_rows
-        self._times = Times()
         self._progress = progress and members[0] == me
         self._line: ProgressLine | None = None
         self._pipeline: Pipeline | None = None
@@ -186,6 +185,7 @@ class Feeder(Iterator[Any]):
         self._state: Any = None
         self._ended = False
         self._began: float | None = None
+        self._times = Times()
         # Here, where processes are in step, and not with the first batch.
         if self._channel is None and len(self._options.members) > 1:
             self._channel = Line(self._options.members)

@@ -94,6 +94,7 @@ class Pipeline:
         self._options = options
         self._line = line
         self._me = jax.process_index()
+        self._first = first
         self._number = first  # of the next batch that is read
         self._times = times
         self._changed = threading.Condition()
@@ -219,7 +220,9 @@ class Pipeline:
                 with self._times.of("transform"):
                     batch = options.transform(batch)
             with self._times.of("staging"):
-                mark = options.check == "always" or (options.check == "first" and number == 0)
+                mark = options.check == "always" or (
+                    options.check == "first" and number == self._first
+                )
                 rows = self._rows
                 capacity = rows and self._layout.held * rows.chunk_rows
                 staged = self._layout.stage(batch, number, mark and self._is_shared, capacity)
@@ -369,7 +372,7 @@ class Pipeline:
     def _decided(self, posts: list[Post]) -> tuple[list[Agreed], Outcome | None]:
         options, members = self._options, self._options.members
         if self._rows is None:
-            each = self._layout.adopt([post.opening for post in posts], members)
+            each = self._layout.adopt([post.opening for post in posts], members, self._frontier)
             if isinstance(each, Outcome):
                 return [], each
             if self._line:
@@ -387,7 +390,7 @@ class Pipeline:
                 continue
             if unlike := _alike.unlike(marks, self._rows, names, first + at):
                 return agreed[:at], unlike
-            if first + at == 0:
+            if first + at == self._first:
                 self._suspicion = _alike.suspicion(marks, self._rows)
         return agreed, outcome
 

@@ -140,7 +140,9 @@ class Layout:
         plain = plain_structure(known.structure)
         return pack((plain, str(known.structure), kinds, known.described(), each))
 
-    def adopt(self, openings: Sequence[bytes], members: Sequence[int]) -> int | Outcome:
+    def adopt(
+        self, openings: Sequence[bytes], members: Sequence[int], number: int
+    ) -> int | Outcome:
         """The rows of a chunk that follow from what all processes' batches are made of."""
         found = {
             process: msgpack.unpackb(opening)
@@ -155,7 +157,7 @@ class Layout:
             largest = max(alike.values(), key=len)
             return Outcome(
                 "failed",
-                0,
+                number,
                 tuple(p for who in alike.values() if who is not largest for p in who),
                 "; ".join(told),
                 "structure, dtypes and shapes of batches are the same on all processes: one that"
@@ -167,7 +169,7 @@ class Layout:
             if not plain:
                 return Outcome(
                     "failed",
-                    0,
+                    number,
                     (jax.process_index(),),
                     f"no batch on some process, and on {name_processes(found)} {shown[:300]}",
                     "a process without any rows learns of dicts, lists, tuples and None only",
