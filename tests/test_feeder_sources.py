@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +142,6 @@ def test_pytorch() -> None:
 
 
 def test_no_package_of_loaders_is_imported_unless_used() -> None:
-    import subprocess
-    import sys
-
     program = (
         "import sys, hostmesh, jax, numpy as np; from jax.sharding import Mesh, PartitionSpec as P;"
         "list(hostmesh.Feeder([np.ones(1)], Mesh(jax.devices()[:1], 'x'), P('x')));"
@@ -221,3 +221,15 @@ def test_a_state_of_another_number_of_processes_needs_a_source() -> None:
     state = {**feeder.state(), "processes": 3}
     with pytest.raises(hm.FeedError, match="a state of 3 processes, on 2"):
         feeder.restore(state)
+
+
+def test_the_example_trains_with_grain() -> None:
+    example = Path(__file__).resolve().parent.parent / "examples" / "train.py"
+    assert len(example.read_text().splitlines()) < 60
+    hostmesh = str(Path(sys.executable).with_name("hostmesh"))
+    command = [hostmesh, "run", "-n", "2", "-d", "1", str(example)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    found = re.findall(r"process (\d): (\d+) of 360 right", done.stdout)
+    assert sorted(p for p, _ in found) == ["0", "1"]
+    assert len({right for _, right in found}) == 1
+    assert int(found[0][1]) > 300

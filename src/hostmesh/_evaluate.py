@@ -20,7 +20,8 @@ from ._feed._feeder import Feeder
 from ._outward import to_numpy
 from ._trees import Tree
 
-# Results are fetched so many batches behind the step: no step waits for one.
+# Results are fetched so many batches behind the step, so that no step waits for one; but JAX 0.10.2
+# can hang on CPU where steps that communicate are in flight together.
 _BEHIND = 4
 
 
@@ -104,10 +105,11 @@ def evaluate(
         total = sums if total is None else jax.tree.map(operator.add, total, sums)
         count += int(to_numpy(rows))
 
+    behind = 0 if feeder.mesh.devices.flat[0].platform == "cpu" else _BEHIND
     with feeder:
         for batch in feeder:
             waiting.append(_summing(step, feeder.mesh)(args, batch.data, batch.mask))
-            if len(waiting) > _BEHIND:
+            if len(waiting) > behind:
                 take()
     while waiting:
         take()
