@@ -110,7 +110,7 @@ def decide(
             valid = rows.valid(own)
         except ValueError as error:
             return agreed, _unlike(rows.members, own, error.args, number)
-        sizes = [post.sizes[at] for o, post in zip(over, posts, strict=True) if not o]
+        sizes = [post.sizes[at] for post in posts if len(post.sizes) > at]
         agreed.append(Agreed(own, valid, tuple(map(max, zip(*sizes, strict=True)))))
         fed = [before + now for before, now in zip(fed, own, strict=True)]
     return agreed, None
