@@ -41,6 +41,8 @@ def test_there_is_a_benchmark_for_each_claim():
         "between_scalar",
         "cold_shapes",
         "drop_in",
+        "feeder_overlap",
+        "feeder_soak",
         "import_cost",
         "inference_batch",
         "large_leaf",

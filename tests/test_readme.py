@@ -12,7 +12,7 @@ import pytest
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-FIRST, CONVERT, TEST = (text for language, text in BLOCKS if language == "python")
+FIRST, CONVERT, FEED, TEST = (text for language, text in BLOCKS if language == "python")
 CONSOLE = next(text for language, text in BLOCKS if language == "console")
 
 
@@ -45,6 +45,11 @@ def test_conversion_on_an_interleaved_mesh(tmp_path: Path) -> None:
     lines = hostmesh_run(tmp_path, CONVERT, ["-n", "4", "-d", "2", "example.py"])
     assert lines[:2] == ["[0] (64, 8)", "[0] {'w': (16, 8), 'x': (128, 16)}"]
     assert len(lines) == 8
+
+
+def test_feeding_uneven_processes(tmp_path: Path) -> None:
+    lines = hostmesh_run(tmp_path, FEED, ["-n", "4", "-d", "2", "example.py"])
+    assert lines == [f"[{process}] 86 86 3" for process in range(4)]
 
 
 def test_plan() -> None:

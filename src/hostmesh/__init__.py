@@ -24,8 +24,14 @@ from ._errors import HostmeshError as HostmeshError
 from ._errors import ShapeError as ShapeError
 from ._errors import SpecError as SpecError
 from ._errors import StragglerError as StragglerError
+from ._evaluate import Evaluation as Evaluation
+from ._evaluate import evaluate as evaluate
+from ._evaluate import gather_valid as gather_valid
 from ._exchange import exchange as exchange
 from ._exchange import scatter as scatter
+from ._feed._feeder import Feeder as Feeder
+from ._feed._feeder import Padded as Padded
+from ._feed._ragged import Ragged as Ragged
 from ._initialize import initialize as initialize
 from ._objects import allgather_object as allgather_object
 from ._objects import broadcast_object as broadcast_object

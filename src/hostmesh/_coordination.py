@@ -255,5 +255,9 @@ def _mark_as_told(error: BaseException, channel: _rounds.Channel) -> None:
 
 
 def _own_channel(members: tuple[int, ...]) -> _rounds.Channel:
-    name = getattr(_local, "name", None) or threading.current_thread().name
-    return _rounds.channel_of(name, members)
+    return _rounds.channel_of(channel_name(), members)
+
+
+def channel_name() -> str:
+    """The name of this thread's channel."""
+    return getattr(_local, "name", None) or threading.current_thread().name

@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import xxhash
@@ -37,6 +38,7 @@ _SLICE = 1.0
 # After the first, shorter slice an inner node says that it has come.
 _FIRST_SLICE = 0.2
 _GRACE = 0.5
+_SHORT_SLICE = 0.1  # where this process may leave the round
 # The root deletes that many rounds at a time.
 _BLOCK = 16
 # Up to as many posts that are still awaited are read one by one.
@@ -63,6 +65,19 @@ class Channel:
     broken: bool = False
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How long a round is waited for, where that is not known when it begins.
+
+    `left` tells the seconds that are left, of `limit` in all; `gone` why this process leaves the
+    round, or "": the round has then failed, for the others too.
+    """
+
+    limit: float
+    left: Callable[[], float]
+    gone: Callable[[], str]
+
+
 _channels: dict[tuple[str, tuple[int, ...]], Channel] = {}
 _tickets: dict[tuple[int, ...], int] = {}  # the next one, on the root
 _tickets_lock = threading.Lock()
@@ -82,19 +97,38 @@ def channel_of(name: str, members: tuple[int, ...]) -> Channel:
         return found
 
 
+def forget(channel: Channel) -> None:
+    """Drops a channel that this process is done with; see `erase` for what lies in the store."""
+    with _channels_lock:
+        for key, known in list(_channels.items()):
+            if known is channel:
+                del _channels[key]
+
+
+def erase(folder: str) -> None:
+    """Deletes what a channel left in the store: for the root, once all processes are done with it."""
+    if (store := _jax.store()) is not None:
+        store.delete(folder)
+
+
 def _children(rank: int, count: int) -> range:
     first = rank * FAN_IN + 1
     return range(min(first, count), min(first + FAN_IN, count))
 
 
 def hold_round(
-    channel: Channel, call: Call, data: bytes | None, timeout: float, moves: bool
+    channel: Channel,
+    call: Call,
+    data: bytes | None,
+    timeout: float | Patience,
+    moves: bool,
 ) -> Verdict:
     """Holds the next round of a channel; `data` is `None` where no process gives any."""
     post = Post({call: [channel.rank]}, {channel.rank: data} if data else {})
     store = _jax.store()
     if store is None:
-        return _without_store(channel, post, timeout)
+        limit = timeout.limit if isinstance(timeout, Patience) else timeout
+        return _without_store(channel, post, limit)
     here = _Round(store, channel, call, timeout)
     channel.round += 1
     if data is None and not moves and (name := here.meeting()):
@@ -124,13 +158,13 @@ class _Round:
     """One process's part in one round, on the store."""
 
     def __init__(
-        self, store: _jax.Store, channel: Channel, call: Call, timeout: float = 0.0
+        self, store: _jax.Store, channel: Channel, call: Call, timeout: float | Patience = 0.0
     ) -> None:
         self._store = store
         self._channel = channel
         self._call = call
-        self._timeout = timeout
-        self._deadline = time.monotonic() + timeout
+        self._patience = timeout if isinstance(timeout, Patience) else _fixed(timeout)
+        self._slice = _SHORT_SLICE if isinstance(timeout, Patience) else _SLICE
         self._block = channel.round // _BLOCK
         self._folder = f"{channel.folder}{self._block}/{channel.round}/"
         self._verdict = f"{self._folder}verdict"
@@ -140,7 +174,7 @@ class _Round:
         words = f"{self._call.what}\n{self._call.site if config.call_sites else ''}"
         digest = xxhash.xxh3_128_hexdigest(words.encode())
         named = self._channel.named
-        if self._timeout < 10 * _MEETING or (digest not in named and len(named) == _NAMES):
+        if self._patience.limit < 10 * _MEETING or (digest not in named and len(named) == _NAMES):
             return None
         named.add(digest)
         return f"{self._channel.folder}{self._channel.failed}/{digest}"
@@ -156,13 +190,16 @@ class _Round:
         while self._channel.kept[0] < self._block:
             self._store.delete(f"{self._channel.folder}{self._channel.kept.pop(0)}/")
 
+    def _left(self) -> float:
+        return 0.0 if self._patience.gone() else self._patience.left()
+
     def collect(self, post: Post) -> bool:
         """Takes in the posts of this node's children; `False` if time runs out or a verdict comes."""
         awaited = set(_children(self._channel.rank, len(self._channel.members)))
         mine = f"{self._folder}in/{self._channel.rank}/"
         slice_ = _FIRST_SLICE
         while awaited:
-            if (remaining := self._deadline - time.monotonic()) <= 0:
+            if (remaining := self._left()) <= 0:
                 return False
             first = min(awaited)
             message = self._store.get(f"{mine}{first}", min(remaining, slice_))
@@ -173,7 +210,7 @@ class _Round:
                     self._store.set_once(
                         f"{self._folder}in/-/{self._channel.rank}", self._presence()
                     )
-                slice_ = _SLICE
+                slice_ = self._slice
                 continue
             arrived = {first: message}
             if len(awaited) > _FEW:  # most of the others have come as well: one message for all
@@ -209,12 +246,18 @@ class _Round:
     def await_verdict(self) -> Verdict:
         """Reads the verdict; decides that some are late when time is up."""
         # The root decides first where it can, though it may have begun its own time a little later.
-        deadline = self._deadline + (_GRACE if self._channel.rank else 0.0)
-        while (remaining := deadline - time.monotonic()) > 0:
-            message = self._store.get(self._verdict, min(remaining, _SLICE))
+        grace = _GRACE if self._channel.rank else 0.0
+        while (remaining := self._left() + grace) > 0:
+            if self._patience.gone():
+                return self.settle(self._left_by_this())
+            message = self._store.get(self._verdict, min(remaining, self._slice))
             if message is not None:
                 return Verdict.unpacked(message)
-        return self.settle(self._late())
+        return self.settle(self._left_by_this() if self._patience.gone() else self._late())
+
+    def _left_by_this(self) -> Verdict:
+        call = dataclasses.replace(self._call, failure=self._patience.gone())
+        return Verdict("failed", told({call: [self._channel.rank]}, self._channel.members))
 
     def _presence(self) -> bytes:
         return Post({self._call: [self._channel.rank]}).packed()
@@ -230,9 +273,14 @@ class _Round:
         where = told({call: sorted(ranks) for call, ranks in came.items()}, members)
         return Verdict(
             "late",
-            f"{name_processes(absent)} did not come within {self._timeout:g} s"
+            f"{name_processes(absent)} did not come within {self._patience.limit:g} s"
             f"{_seen_elsewhere(self._store, set(absent))}; came: {where}",
         )
+
+
+def _fixed(timeout: float) -> Patience:
+    deadline = time.monotonic() + timeout
+    return Patience(timeout, lambda: deadline - time.monotonic(), lambda: "")
 
 
 def _seen_elsewhere(store: _jax.Store, absent: set[int]) -> str:
