@@ -9,16 +9,16 @@ from typing import Any
 
 from _race import DEVICES, PROCESSES, Contestants, Row, race, table
 
-# Calls of a few milliseconds are timed so many in a row: when processes come out of the barrier
-# before a round, they are apart by as much.
-IN_A_ROW = 10
 
+def in_a_row(count: int, call: Callable[[], Any]) -> Callable[[], None]:
+    """`count` calls in a row.
 
-def in_a_row(call: Callable[[], Any]) -> Callable[[], None]:
-    """`call`, some times in a row."""
+    When processes come out of the barrier before a round, they are apart by some milliseconds, and
+    a call of the other contestant has left nothing in the caches.
+    """
 
     def calls() -> None:
-        for _ in range(IN_A_ROW):
+        for _ in range(count):
             call()
 
     return calls

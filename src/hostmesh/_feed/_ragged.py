@@ -102,7 +102,7 @@ def padded(
         for i, (_, choices) in enumerate(axes)
     )
     first = examples[0] if examples else np.zeros((0,) * len(axes), np.float32)
-    shape = list(first.shape)
+    shape: list[int] = [*first.shape]
     for (axis, _), size in zip(axes, sizes, strict=True):
         shape[axis - 1] = size
     result = np.zeros((len(examples), *shape), first.dtype)
