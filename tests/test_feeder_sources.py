@@ -221,6 +221,16 @@ def test_a_state_of_another_number_of_processes_needs_a_source() -> None:
     state = {**feeder.state(), "processes": 3}
     with pytest.raises(hm.FeedError, match="a state of 3 processes, on 2"):
         feeder.restore(state)
+    feeder.restore(state, source=[np.arange(2) + jax.process_index()])
+    assert feeder.state() == {**state, "processes": 2}
+    assert len(list(feeder)) == 1
+    assert feeder.state()["batches"] == 1
+    one_pass = iter([np.arange(2) + jax.process_index()] * 3)
+    feeder = hm.Feeder(one_pass, Mesh(jax.devices(), "x"), P("x"))
+    next(feeder)
+    with pytest.raises(hm.FeedError, match="read only once"):
+        feeder.restore(feeder.state())
+    feeder.close()
 
 
 def test_the_example_trains_with_grain() -> None:

@@ -216,11 +216,11 @@ class Feeder(Iterator[Any]):
     def _start(self) -> Pipeline:
         reader = Reader(self._source, self._local_rows)
         resume, self._resume = self._resume, None
-        first = 0
+        first = self._batches
+        if resume is not None and not reader.restore(resume["source"]):
+            for _ in range(first):  # read and dropped, up to there
+                next(reader.iterator, None)
         self._state = reader.state()
-        if resume is not None:
-            first = _resumed(reader, resume, self._options.members)
-            self._state = reader.state()
         line, self._channel = self._channel, None
         pipeline = Pipeline(reader, self._layout, self._options, line, first, self._times)
         # The threads know the pipeline and not the feeder: who drops the feeder ends them.
@@ -257,6 +257,7 @@ class Feeder(Iterator[Any]):
 
     def _stop(self, why: str, seconds: float = _JOIN) -> None:
         if self._line is not None:
+            self._line.show(self.stats().line())
             self._line.end()
             self._line = None
         if (pipeline := self._pipeline) is not None:
@@ -304,8 +305,6 @@ class Feeder(Iterator[Any]):
             "processes": len(self._options.members),
             "source": self._state,
         }
-        if self._pipeline is None and self._resume is not None:
-            state = dict(self._resume)
         try:
             msgpack.packb(state)
         except (TypeError, ValueError, OverflowError) as error:
@@ -340,16 +339,24 @@ class Feeder(Iterator[Any]):
                 rule="which examples a process reads next depends on their number",
                 advice="pass source=, one that begins with example state['examples'] of all",
             )
+        read_once = isinstance(self._source, Iterator) and state["source"] is None
+        if source is None and self._began is not None and read_once:
+            raise build(
+                FeedError,
+                where=f"Feeder.restore on process {jax.process_index()}",
+                given=f"a {type(self._source).__name__} of which batches have been read",
+                rule="what can be read only once cannot go back",
+                advice="pass source=, or make a new feeder",
+            )
         if self._pipeline is not None:
             self._stop("restored another state")
         self._error = None
         self._begin_anew()
         self._batches, self._examples = state["batches"], state["examples"]
-        self._state = state["source"]
-        self._resume = dict(state)
-        if source is not None:
-            self._source = source
-            self._resume["source"] = self._resume["batches"] = None
+        if source is None:
+            self._state, self._resume = state["source"], dict(state)
+        else:
+            self._source, self._resume = source, None
 
     def stats(self, *, everywhere: bool = False) -> FeederStats:
         """Where the time goes, and how fast it is.
@@ -410,17 +417,6 @@ class Feeder(Iterator[Any]):
 
 def _handed_out(ready: Ready) -> Any:
     return ready.data if ready.mask is None else Padded(ready.data, ready.mask)
-
-
-def _resumed(reader: Reader, state: Mapping[str, Any], members: tuple[int, ...]) -> int:
-    """Has a source go on from a state; the number of the next batch."""
-    done = state["batches"]
-    if done is None:  # a source that begins there
-        return 0
-    if not reader.restore(state["source"]):
-        for _ in range(done):
-            next(reader.iterator, None)
-    return done
 
 
 def _batch_axis(mesh: Mesh | None, specs: Tree) -> tuple[Topology, tuple[str, ...]]:
