@@ -502,7 +502,7 @@ def test_buffers_that_the_source_uses_again(tmp_path_factory: Any) -> None:
     for number, batch in enumerate(kept):
         assert (mine(batch) == number + 100 * me).all()
     # Of one memory map: what is written into it later is not seen.
-    path = tmp_path_factory.mktemp("map") / "rows"
+    path = tmp_path_factory.mktemp(f"map-{me}-") / "rows"
     rows = np.memmap(path, np.float32, "w+", shape=(12 * 64, 512))
     rows[...] = (np.arange(12 * 64) + 1000 * me)[:, None]
     kept = list(hm.Feeder((rows[i : i + 64] for i in range(0, 12 * 64, 64)), mesh, P("x")))
@@ -606,7 +606,7 @@ for number, batch in enumerate(hm.Feeder(source(), Mesh(jax.devices()[:1], "x"),
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
-        assert process.returncode == -signal.SIGINT
+        assert process.returncode == -signal.SIGINT, errors.decode()
         assert errors.decode().rstrip().endswith("KeyboardInterrupt")
 
 

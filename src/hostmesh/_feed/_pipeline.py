@@ -146,7 +146,7 @@ class Pipeline:
     def join(self, seconds: float) -> None:
         """Waits for the threads; a source that hangs keeps its own beyond that."""
         deadline = time.monotonic() + seconds
-        for thread in self._threads:
+        for thread in reversed(self._threads):  # the one that calls the runtime first
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
         if not any(thread.is_alive() for thread in self._threads[:1]):
