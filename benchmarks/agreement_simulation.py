@@ -1,7 +1,7 @@
 """How long a round of agreement takes with up to 4,096 processes: simulated, and real up to 32.
 
-A round is simulated request by request: the tree of posts, the root's verdict, and its readers, as
-in `hostmesh._rounds`. JAX's coordination service, which lives in process 0, serves one request at a
+A round is simulated request by request, as in `hostmesh._rounds`: the meeting of calls without data;
+the tree of posts, the root's verdict and its readers of the others. JAX's coordination service, which lives in process 0, serves one request at a
 time. What a request costs its client, the service and the way between them is measured first, on a
 local cluster of 4. The real rounds run on this machine alone, so that their simulation has all
 processes and the service on its cores; the curve gives each process a machine of its own.
@@ -10,6 +10,7 @@ processes and the service on its cores; the curve gives each process a machine o
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import heapq
 import os
@@ -20,11 +21,13 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from hostmesh import _rounds
-from hostmesh._packing import INLINE
+from hostmesh._packing import INLINE, is_inline
 from hostmesh._verdict import Call, Post, decide
 
 CURVE = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 ROUNDS = 10
+# Whether the processes meet at a barrier, or post.
+KINDS = {"barrier": True, "decision": False}
 
 
 @dataclass(frozen=True)
@@ -135,8 +138,11 @@ Steps = Generator[Step, None, None]
 class Simulation:
     """Some rounds of all processes, one after the other, on machines of their own or on one."""
 
-    def __init__(self, count: int, costs: Costs, cores: int | None, data: int = 0) -> None:
-        self.count, self.costs, self.data = count, costs, data
+    def __init__(
+        self, count: int, costs: Costs, cores: int | None, data: int = 0, meets: bool = False
+    ) -> None:
+        self.count, self.costs, self.data, self.meets = count, costs, data, meets
+        self.met = collections.Counter[str]()
         shared = Machine(cores) if cores else None
         self.machines = [shared or Machine(1) for _ in range(count)]
         self.server = shared or Machine(1)
@@ -178,12 +184,15 @@ class Simulation:
 
     def round(self, rank: int, number: int) -> Steps:
         """`_rounds.hold_round`, as its requests."""
+        if self.meets:
+            yield from self.request(rank, meet=f"{number}")
+            return
         awaited = set(_rounds._children(rank, self.count))
         while awaited:
             first = min(awaited)
             yield from self.request(rank, get=f"{number}/{first}")
             arrived = {first}
-            if len(awaited) > 1:
+            if len(awaited) > _rounds._FEW:
                 yield from self.request(rank, listed=len(_rounds._children(rank, self.count)))
                 arrived = {r for r in awaited if f"{number}/{r}" in self.keys}
             yield self.machines[rank], self.costs.post * sum(map(self.weight, arrived))
@@ -194,7 +203,8 @@ class Simulation:
             yield from self.request(rank, get=f"{number}/verdict", size=self.data * self.count)
         else:
             yield from self.request(rank, put=f"{number}/verdict")
-            yield from self.request(rank)  # deletes the round before
+            if number % _rounds._BLOCK == 0:
+                yield from self.request(rank)  # deletes the block before
 
     def below(self, rank: int) -> int:
         """How many processes a post of this one stands for: itself, and all below it in the tree."""
@@ -209,23 +219,35 @@ class Simulation:
         return 1 + (self.below(rank) - 1) / 50
 
     def request(
-        self, rank: int, get: str = "", put: str = "", listed: int = 0, size: int = 0
+        self,
+        rank: int,
+        get: str = "",
+        put: str = "",
+        meet: str = "",
+        listed: int = 0,
+        size: int = 0,
     ) -> Steps:
         mine, costs = self.machines[rank], self.costs
         yield mine, costs.client / 2
         yield None, costs.way / 2
         served = costs.service + costs.listed * listed + costs.byte * size
-        if get and get not in self.keys:  # half for taking it, half for the answer
+        if meet or (get and get not in self.keys):  # half for taking it, half for the answer
             yield from self.serve(served / 2)
-            yield get
             served /= 2
+            self.met[meet] += 1
+            if meet and self.met[meet] == self.count:
+                self.set(meet)
+            yield meet or get
         yield from self.serve(served)
         if put:
-            self.keys.add(put)
-            for steps in self.waiting.pop(put, []):
-                self.schedule(self.now, steps)
+            self.set(put)
         yield None, costs.way / 2
         yield mine, costs.client / 2
+
+    def set(self, key: str) -> None:
+        self.keys.add(key)
+        for steps in self.waiting.pop(key, []):
+            self.schedule(self.now, steps)
 
     def serve(self, seconds: float) -> Steps:
         if self.server is self.machines[-1]:  # on the cores that all share
@@ -234,17 +256,20 @@ class Simulation:
             yield self.queue, seconds
 
 
-def barriers(count: int) -> float:
-    """In every process: seconds of a barrier, the median of some."""
+def rounds(count: int) -> list[float]:
+    """In every process: seconds of a barrier, and of a decision, which carries data: medians."""
     import hostmesh
 
-    hostmesh.barrier("warm")
-    times: list[float] = []
-    for _ in range(count):
-        began = time.perf_counter()
-        hostmesh.barrier("simulated")
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
+    every: list[float] = []
+    for call in (lambda: hostmesh.barrier("simulated"), lambda: hostmesh.any_process(False)):
+        call()
+        times: list[float] = []
+        for _ in range(count):
+            began = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - began)
+        every.append(statistics.median(times))
+    return every
 
 
 def main() -> None:
@@ -263,40 +288,43 @@ def main() -> None:
         f" service, {costs.way * 1e6:.0f} us on its way; {costs.listed * 1e6:.1f} us a value listed,"
         f" {costs.post * 1e6:.1f} us a post taken in, {costs.byte * 1e9:.2f} us a kB read"
     )
-    print(f"real rounds of barrier, all processes on this machine's {cores} cores:")
+    print(f"real rounds, all processes on this machine's {cores} cores:")
     for count in options.real:
-        took = statistics.median(hostmesh.testing.run(barriers, count, 1, (50,), timeout=120))
-        simulated = Simulation(count, costs, cores).run(ROUNDS)
-        print(f"  P = {count:4d}: {took * 1e3:7.2f} ms real, {simulated * 1e3:7.2f} ms simulated")
+        every = hostmesh.testing.run(rounds, count, 1, (50,), timeout=120)
+        for (name, meets), took in zip(KINDS.items(), zip(*every, strict=True), strict=True):
+            simulated = Simulation(count, costs, cores, meets=meets).run(ROUNDS)
+            print(
+                f"  P = {count:4d}, {name}: {statistics.median(took) * 1e3:7.2f} ms real,"
+                f" {simulated * 1e3:7.2f} ms simulated"
+            )
     way = costs.way if options.way is None else options.way * 1e-3
     costs = dataclasses.replace(costs, way=way)
     print(
-        "simulated rounds of barrier, each process on a machine of its own: how busy the service and"
-        f" the root are;\na round without a tree, where the root reads all posts; and one with data"
-        f" for all (FAN_IN = {_rounds.FAN_IN}):"
+        "simulated rounds, each process on a machine of its own: of a barrier; of a decision, and how"
+        " busy the service and the root are;\nof one without a tree, where the root reads all posts;"
+        f" and with as much data as is allowed (FAN_IN = {_rounds.FAN_IN}):"
     )
     fan_in = _rounds.FAN_IN
     for count in CURVE:
-        tree = Simulation(count, costs, None)
+        meeting = Simulation(count, costs, None, meets=True).run(ROUNDS)
+        tree = Simulation(count, costs, None, data=1)
         took = tree.run(ROUNDS)
         service, root = (m.busy / (took * ROUNDS) for m in (tree.queue, tree.machines[0]))
         _rounds.FAN_IN = count
-        star = Simulation(count, costs, None).run(ROUNDS)
+        star = Simulation(count, costs, None, data=1).run(ROUNDS)
         _rounds.FAN_IN = fan_in
-        data = Simulation(count, costs, None, INLINE).run(3)
+        size = next(size for size in range(INLINE, 0, -1) if is_inline(size, count))
+        data = Simulation(count, costs, None, size).run(3)
         print(
-            f"  P = {count:4d}: {took * 1e3:7.2f} ms; service {service:4.0%} busy, root {root:4.0%};"
-            f" star {star * 1e3:7.2f} ms; with {INLINE} bytes of each {data * 1e3:.4g} ms"
+            f"  P = {count:4d}: {meeting * 1e3:7.2f} ms; {took * 1e3:7.2f} ms, service {service:4.0%}"
+            f" busy, root {root:4.0%}; star {star * 1e3:7.2f} ms; with {size} bytes of each"
+            f" {data * 1e3:.4g} ms"
         )
         sys.stdout.flush()
     what = "the service, which takes each post and answers each reader of the verdict one by one,"
     if root > service:
         what = "process 0, which takes in the posts,"
     print(f"At P = {CURVE[-1]} the bottleneck is {what} at {max(service, root):.0%} of its time.")
-    print(
-        f"With {INLINE} bytes of each process the verdict is P times as long, and read by P: the bytes"
-        " that\nthe service sends grow with P squared, which makes it a bottleneck long before that."
-    )
     print(f"load of the machine: {os.getloadavg()[0]:.1f} on {cores} cores")
 
 

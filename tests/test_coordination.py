@@ -150,8 +150,45 @@ def test_rounds_leave_the_store_as_it_was() -> None:
                 hm.allgather("text" if me == 3 else 1)
         hm.barrier("last")
         left = keys()
-    # Of all rounds only the last is there: the posts of the three others to the root, the verdict,
-    # and perhaps the root's word that it waits.
-    rounds = {key.split("/")[3] for key in left}
-    assert len(rounds) == 1, left
-    assert 4 <= len(left) <= 5, left
+    # Of all rounds only the last block of 16 is there: of each round the posts of the three others
+    # to the root, the verdict, and perhaps the root's word that it waits.
+    blocks = {key.split("/")[3] for key in left}
+    assert len(blocks) == 1, left
+    assert 4 <= len(left) <= 16 * 5, left
+
+
+@pytest.mark.multiprocess(processes=4, devices=1)
+def test_calls_without_data_meet_and_post_only_where_that_fails() -> None:
+    import jax
+    from jax.experimental.multihost_utils import sync_global_devices
+
+    import hostmesh as hm
+    from hostmesh import _jax, _rounds
+
+    store = _jax.store()
+    assert store is not None
+
+    def rounds() -> set[str]:
+        sync_global_devices("quiet")  # nobody posts while all count
+        found = store.list("hostmesh/agree/meet/all/")
+        sync_global_devices("counted")
+        return {key.split("/")[1] for key in found}
+
+    def meet() -> None:
+        hm.barrier("here")  # on one line: another one is another call
+
+    with hm.channel("meet"):
+        for _ in range(3):
+            meet()
+        assert rounds() == set()
+        if jax.process_index() == 3:
+            time.sleep(1.5)  # longer than the others wait at the barrier
+        meet()
+        assert rounds() == {"3"}
+        meet()
+        assert rounds() == {"3"}
+        channel = _rounds.channel_of("meet", (0, 1, 2, 3))
+        channel.named.update(map(str, range(_rounds._NAMES - len(channel.named))))
+        meet()
+        hm.barrier("a name too many")
+        assert rounds() == {"3", "6"}

@@ -60,9 +60,8 @@ def test_rounds_of_any_size_come_to_the_same(sources, lasts, ends, windows) -> N
             # Whether the end or the failure is met first is told by rounds: both end it here.
             kinds = {"end"} | {lasts[p] for p in failed}
         elif failed:
-            # Failures before a mere lack of time, and both before uneven ends.
-            kinds = {"failed"} if any(lasts[p] == "failed" for p in failed) else {"late"}
-            kinds |= {"failed"} if ends == "error" else set()
+            # Which is met first is told by rounds; uneven ends are a failure, too.
+            kinds = {lasts[p] for p in failed} | ({"failed"} if ends == "error" else set())
         elif all(over):
             kinds = {"end"}
         elif ends == "error" and any(short):

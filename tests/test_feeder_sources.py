@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,7 @@ def test_datasets() -> None:
         next(hm.Feeder(made, mesh, P("x")))
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs the extra torch")
 @pytest.mark.multiprocess(processes=4, devices=2, timeout=120)
 def test_pytorch() -> None:
     import torch

@@ -9,6 +9,8 @@ from ._config import config as config
 from ._convert import to_global as to_global
 from ._convert import to_local as to_local
 from ._coordination import channel as channel
+from ._data_shard import DataShard as DataShard
+from ._data_shard import data_shard as data_shard
 from ._decisions import agreed_key as agreed_key
 from ._decisions import agreed_seed as agreed_seed
 from ._decisions import all_processes as all_processes
@@ -42,6 +44,7 @@ from ._plan import plan as plan
 from ._reduce import reduce as reduce
 from ._replicate import replicate as replicate
 from ._reshard import reshard as reshard
+from ._sampler import ShardedSampler as ShardedSampler
 from ._shards import from_callback as from_callback
 from ._shards import from_shards as from_shards
 from ._topology import Topology as Topology

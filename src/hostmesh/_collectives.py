@@ -31,18 +31,19 @@ from . import _transport, _whole
 from ._coordination import Agreement, agree, members_of, name_processes, rank_of, telling
 from ._errors import DivergenceError, SpecError, build
 from ._packing import (
-    INLINE,
-    Bytes,
     Kind,
     Parcel,
     Stream,
     describe,
+    empty,
     finished,
+    is_inline,
     length_of,
     pack,
     pack_kinds,
     parcel,
     plain_structure,
+    rows_of,
     structure_of,
     unpack_kinds,
 )
@@ -81,36 +82,7 @@ def allgather(
     True
     """
     name = f"allgather{'(tiled)' if tiled else ''}"
-    with telling(name, processes=processes):
-        mine = parcel(tree, "allgather", with_globals=True)
-        if tiled:
-            _require_axes(mine, name)
-        members = members_of(processes, name)
-        globals_ = _whole.Gathering(mine.globals, members, members, name)
-    compared = mine.kinds
-    if tiled:
-        compared = tuple(Kind(kind.dtype, kind.shape[1:], kind.key) for kind in mine.kinds)
-    what = f"{name} of {describe(str(mine.structure), compared)}{globals_.described}"
-    inline = mine.nbytes + globals_.longest <= INLINE and not tiled
-    sizes = pack([kind.shape[0] for kind in mine.kinds]) if tiled else b""
-    stream = Stream([*mine.arrays, *globals_.outgoing()])
-    agreed = agree(
-        what,
-        data=stream.tobytes() if inline else sizes,
-        moves=not inline,
-        timeout=timeout,
-        processes=processes,
-    )
-    count = len(agreed.members)
-    if tiled:
-        results, pieces = _tiled_results(mine, agreed)
-        longest = max(Stream(piece).nbytes for piece in pieces) + globals_.longest
-    else:
-        results, pieces = _stacked_results(mine, count)
-        longest = mine.nbytes + globals_.longest  # equal on all
-    streams = [Stream([*p, *g]) for p, g in zip(pieces, globals_.incoming(), strict=True)]
-    _gather_streams(agreed, stream, streams, longest, inline)
-    return _tree_of(mine, results, globals_, as_jax)
+    return _gathered(name, tree, None, tiled, as_jax, processes, timeout)
 
 
 def gather(
@@ -131,29 +103,65 @@ def gather(
     >>> gathered is None if jax.process_index() else len(gathered) == jax.process_count()
     True
     """
-    name = f"gather(to={to})"
+    return _gathered(f"gather(to={to})", tree, to, False, as_jax, processes, timeout)
+
+
+def _gathered(
+    name: str,
+    tree: Tree,
+    to: int | None,
+    tiled: bool,
+    as_jax: bool,
+    processes: Sequence[int] | None,
+    timeout: float | None,
+) -> Tree | None:
     with telling(name, processes=processes):
-        mine = parcel(tree, "gather", with_globals=True)
-        keeper = rank_of(to, processes, name)
-        globals_ = _whole.Gathering(mine.globals, members_of(processes, name), (to,), name)
-    what = f"{name} of {mine.described()}{globals_.described}"
-    inline = mine.nbytes + globals_.longest <= INLINE
-    stream = Stream([*mine.arrays, *globals_.outgoing()])
-    agreed = agree(
-        what,
-        data=stream.tobytes() if inline else b"",
-        moves=not inline,
-        timeout=timeout,
-        processes=processes,
-    )
-    longest = mine.nbytes + globals_.longest
-    if agreed.rank != keeper:
-        _gather_streams(agreed, stream, [Stream([]) for _ in agreed.members], longest, inline)
+        mine = parcel(tree, name, with_globals=True)
+        if tiled:
+            _require_axes(mine, name)
+        members = members_of(processes, name)
+        keepers = members if to is None else (members[rank_of(to, processes, name)],)
+        globals_ = _whole.Gathering(mine.globals, members, keepers, name)
+        stream = Stream([*mine.arrays, *globals_.outgoing()])
+    compared = mine.kinds
+    if tiled:
+        compared = tuple(Kind(kind.dtype, kind.shape[1:], kind.key) for kind in mine.kinds)
+    what = f"{name} of {describe(str(mine.structure), compared)}{globals_.described}"
+    longest = mine.nbytes + globals_.longest  # equal on all, unless tiled
+    inline = is_inline(longest, len(members)) and not tiled
+    sizes = pack([kind.shape[0] for kind in mine.kinds]) if tiled else b""
+    data = stream.tobytes().ljust(longest, b"\0") if inline else sizes
+    agreed = agree(what, data=data, moves=not inline, timeout=timeout, processes=processes)
+    keeps = jax.process_index() in keepers
+    results, take = list[HostArray](), _transport.ignore
+    if tiled:
+        results, pieces = _tiled_results(mine, agreed)
+        longest = max(Stream(piece).nbytes for piece in pieces) + globals_.longest
+        take = _taker(pieces, globals_)
+    elif keeps:
+        results = empty(mine.kinds, (len(members),))
+        if mine.globals:
+            ranks = range(len(members))
+            take = _taker([[r[rank : rank + 1] for r in results] for rank in ranks], globals_)
+        else:  # one layout for all: all ranks at once
+            take = Stream(results, rows=len(members)).write
+    if inline:
+        take(rows_of(agreed.data), 0)
+    else:
+        with agreed.turn():
+            _transport.allgather(longest, members, stream.read, take)
+    if not keeps:
         return None
-    results, pieces = _stacked_results(mine, len(agreed.members))
+    leaves = [finished(r, kind, as_jax) for r, kind in zip(results, mine.kinds, strict=True)]
+    for (number, _, kind), result in zip(mine.globals, globals_.results, strict=True):
+        leaves.insert(number, finished(result, kind, as_jax))
+    return jax.tree.unflatten(mine.structure, leaves)
+
+
+def _taker(pieces: list[list[HostArray]], globals_: _whole.Gathering) -> _transport.Take:
+    """What writes each rank's bytes into its own pieces of the results."""
     streams = [Stream([*p, *g]) for p, g in zip(pieces, globals_.incoming(), strict=True)]
-    _gather_streams(agreed, stream, streams, longest, inline)
-    return _tree_of(mine, results, globals_, as_jax)
+    return _transport.by_rank(lambda rank, piece, start: streams[rank].write(piece, start))
 
 
 def broadcast(
@@ -194,7 +202,7 @@ def broadcast(
                 advice="pass them, or name another source",
             )
         mine = parcel(tree, "broadcast")
-        inline = mine.nbytes <= INLINE
+        inline = is_inline(mine.nbytes, 1)
         message = b""
         if is_source:
             stream = mine.stream().tobytes() if inline else b""
@@ -212,20 +220,15 @@ def broadcast(
         if None in heads and not sent[1]:
             raise unknown_types(name, agreed.members[heads.index(None)], sent[0])
         structure = structure_of(sent[1]) if tree is None else mine.structure
-        results = [kind.empty() for kind in kinds]
-        stream = Stream(results)
-        if length_of(kinds) <= INLINE:
-            stream.write(np.frombuffer(sent[3], np.uint8), 0)
+        results = empty(kinds)
+        stream = Stream([r[None] for r in results], rows=1)
+        if is_inline(length_of(kinds), 1):
+            stream.write(np.frombuffer(sent[3], np.uint8)[None], 0)
         else:
             outgoing = mine.stream() if is_source else None
 
-            def take(rank: int, piece: Bytes, start: int) -> None:
-                del rank
-                stream.write(piece, start)
-
-            _transport.broadcast(
-                stream.nbytes, agreed.members, outgoing.read if outgoing else None, take
-            )
+            fill = outgoing.read if outgoing else None
+            _transport.broadcast(stream.nbytes, agreed.members, root, fill, stream.write)
     leaves = [finished(r, kind, as_jax) for r, kind in zip(results, kinds, strict=True)]
     return jax.tree.unflatten(structure, leaves)
 
@@ -243,34 +246,6 @@ def barrier(
     >>> hostmesh.barrier("loaded")
     """
     agree(f"barrier {name!r}", timeout=timeout, processes=processes)
-
-
-def _gather_streams(
-    agreed: Agreement, mine: Stream, streams: Sequence[Stream], longest: int, inline: bool
-) -> None:
-    def take(rank: int, piece: Bytes, start: int) -> None:
-        streams[rank].write(piece, start)
-
-    if inline:
-        for rank, message in enumerate(agreed.data):
-            take(rank, np.frombuffer(message, np.uint8), 0)
-        return
-    with agreed.turn():
-        _transport.allgather(longest, agreed.members, mine.read, take)
-
-
-def _tree_of(
-    mine: Parcel, results: Sequence[HostArray], globals_: _whole.Gathering, as_jax: bool
-) -> Tree:
-    leaves = [finished(r, kind, as_jax) for r, kind in zip(results, mine.kinds, strict=True)]
-    for (number, _, kind), result in zip(mine.globals, globals_.results, strict=True):
-        leaves.insert(number, finished(result, kind, as_jax))
-    return jax.tree.unflatten(mine.structure, leaves)
-
-
-def _stacked_results(mine: Parcel, count: int) -> tuple[list[HostArray], list[list[HostArray]]]:
-    results = [kind.empty((count,)) for kind in mine.kinds]
-    return results, [[result[i : i + 1] for result in results] for i in range(count)]
 
 
 def _tiled_results(

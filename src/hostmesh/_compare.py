@@ -248,6 +248,7 @@ def _find_differences(
             _transport.broadcast(
                 min(BLOCK, kind.nbytes - start),
                 members,
+                members.index(judge),
                 _reader(block) if is_judge and block is not None else None,
                 _comparer(result, block, start),
             )
@@ -263,10 +264,9 @@ def _reader(block: Bytes) -> _transport.Fill:
 
 
 def _comparer(result: _Found, block: Bytes | None, begin: int) -> _transport.Take:
-    def compare(rank: int, piece: Bytes, start: int) -> None:
-        del rank
+    def compare(rows: Bytes, start: int) -> None:
         if block is not None:
-            result.add(block[start : start + len(piece)], piece, begin + start)
+            result.add(block[start : start + rows.shape[-1]], rows[0], begin + start)
 
     return compare
 

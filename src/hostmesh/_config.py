@@ -30,12 +30,13 @@ class Config:
         nothing else.
       call_sites: whether a collective compares file and line of the call between processes, which
         finds an extra call of the same kind on some of them.
-      part_bytes: the largest part in which a collective sends a value; what it holds beside its
-        result is a few of these.
+      part_bytes: about how many bytes a collective brings to a process at a time; what it holds
+        beside its result is a few times as much.
       progress: whether a collective that takes over a second shows how far it is, on standard error
         of the first process that takes part.
-      pool_bytes: how many bytes of staging buffers that no device reads any more are kept for the
-        next conversion. Reusing them saves the page faults of fresh memory.
+      pool_bytes: how many bytes of staging buffers that no device reads any more, and of results
+        that nobody holds any more, are kept for the next call. Reusing them saves the page faults
+        of fresh memory.
 
     >>> import hostmesh
     >>> with hostmesh.config.set(canonicalize="jax"):
@@ -47,9 +48,9 @@ class Config:
     check: str | None = None
     timeout: float = 300.0
     call_sites: bool = True
-    part_bytes: int = 4 * 2**20
+    part_bytes: int = 8 * 2**20
     progress: bool = False
-    pool_bytes: int = 256 * 2**20
+    pool_bytes: int = 512 * 2**20
 
     def __setattr__(self, name: str, value: Any) -> None:
         kinds = {field.name: type(field.default) for field in fields(self)}

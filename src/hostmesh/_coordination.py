@@ -140,7 +140,7 @@ class Agreement:
 def agree(
     what: str,
     *,
-    data: bytes = b"",
+    data: bytes | None = None,
     moves: bool = False,
     timeout: float | None = None,
     processes: Sequence[int] | None = None,
@@ -150,7 +150,8 @@ def agree(
     Args:
       what: what this process is about to do, in words that are compared between processes: the
         operation with the structure, shapes and dtypes that must be equal.
-      data: some bytes for all others, a few kilobytes at most.
+      data: some bytes for all others, a few kilobytes at most; `None`, on all processes, where no
+        process has any for this call.
       moves: whether bytes move between the devices of the processes next, within `turn()`.
       timeout: seconds to wait for the others; by default `config.timeout`.
       processes: those that take part; by default all.
@@ -164,7 +165,8 @@ def agree(
       ClusterError: where one failed on its way; it names it and says how.
       All of them on every process that takes part, late ones included.
 
-    Communicates: one message to and one from each process. Alone, a process needs no service.
+    Communicates: one message to and one from each process, or one to each where there is no data.
+    Alone, a process needs no service.
 
     >>> import jax
     >>> agree("an example", data=b"x", processes=[jax.process_index()]).data
@@ -172,7 +174,7 @@ def agree(
     """
     members = members_of(processes, what)
     if len(members) == 1:
-        return Agreement(members, (data,))
+        return Agreement(members, (data or b"",))
     if moves:
         with telling(what, processes=processes):
             _transport.require_thread(what, members)

@@ -231,13 +231,18 @@ def thread_guard_refusal(compiled: Any) -> str:
     """
     if _array_impl is None:
         return ""
-    missing = jax.device_put(np.uint32(0))
-    missing.delete()
     try:
-        compiled.runtime_executable().execute_sharded([missing])
+        compiled.runtime_executable().execute_sharded([_deleted()])
     except jax.errors.JaxRuntimeError as error:
         return str(error) if "thread guard" in str(error) else ""
     return ""
+
+
+@functools.cache
+def _deleted() -> jax.Array:
+    array = jax.device_put(np.uint32(0))
+    array.delete()
+    return array
 
 
 # The logger on which JAX announces each backend before it starts it.
@@ -283,6 +288,18 @@ class Store:
         """All that lies under a folder (a prefix that ends with a slash), by its name there."""
         found = self._client.key_value_dir_get_bytes(folder)
         return {key.removeprefix(folder): value for key, value in found}
+
+    def meet(self, name: str, seconds: float, processes: Sequence[int]) -> bool:
+        """Waits at a barrier; `False`, for all, where some do not come in time.
+
+        The name may come again after a barrier that all passed. In JAX the wait is cut off up to
+        a second late.
+        """
+        try:
+            self._client.wait_at_barrier(name, int(seconds * 1000), list(processes))
+        except jax.errors.JaxRuntimeError:
+            return False
+        return True
 
     def delete(self, folder: str) -> None:
         """Deletes a folder with all that lies under it."""

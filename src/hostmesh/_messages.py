@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _transport
-from ._coordination import Agreement, agree
+from ._coordination import Agreement, agree, members_of
 from ._errors import SpecError, build
-from ._packing import INLINE, Bytes, Kind, Stream, pack, pack_kinds, unpack_kinds
+from ._packing import Bytes, Kind, Stream, empty, is_inline, pack, pack_kinds, unpack_kinds
 from ._verdict import name_processes
 
 _PREFIX = 8
@@ -52,7 +52,7 @@ class Incoming:
                 return
             kinds, self.body = msgpack.unpackb(self._head[_PREFIX : _PREFIX + length])
             self.kinds = unpack_kinds(kinds)
-            self.arrays = [kind.empty() for kind in self.kinds]
+            self.arrays = empty(self.kinds)
             self._rest = Stream(self.arrays)
             self._first = Stream([np.empty(_PREFIX + length, np.uint8)]).nbytes
             self._head = bytearray()
@@ -92,7 +92,8 @@ def trade(
       processes, timeout: as in every collective.
     """
     total = sum(message.nbytes for message in messages)
-    small = [m.tobytes() for m in messages] if total <= INLINE else []
+    count = len(members_of(processes, name)) if source is None else 1
+    small = [m.tobytes() for m in messages] if is_inline(total, count) else []
     longest = max((message.nbytes for message in messages), default=0)
     data = pack((longest, total, small, about))
     agreed = agree(name, data=data, moves=True, timeout=timeout, processes=processes)
@@ -104,11 +105,13 @@ def trade(
         if rank in incoming:
             incoming[rank].write(piece, start)
 
+    take_rows = _transport.by_rank(take)
+
     with agreed.turn():
         if require is not None:
             require(agreed, [post.about for post in posts])
         longest = max(post.longest for post in posts)
-        if all(post.total <= INLINE for post in posts):
+        if all(is_inline(post.total, count) for post in posts):
             which = 0 if way == "to all" else agreed.rank
             for rank in senders:
                 take(rank, np.frombuffer(posts[rank].messages[which], np.uint8), 0)
@@ -118,15 +121,16 @@ def trade(
                 if messages:
                     messages[rank].read(out, start)
 
-            _transport.exchange(longest, agreed.members, fill, take)
+            _transport.exchange(longest, agreed.members, fill, take_rows)
         elif source is None:
-            _transport.allgather(longest, agreed.members, messages[0].read, take)
+            _transport.allgather(longest, agreed.members, messages[0].read, take_rows)
         else:
             _transport.broadcast(
                 longest,
                 agreed.members,
+                source,
                 messages[0].read if messages else None,
-                lambda _, piece, start: take(source, piece, start),
+                lambda rows, start: take(source, rows[0], start),
             )
     return [incoming[rank] for rank in senders]
 

@@ -59,7 +59,7 @@ class Moves:
                 stream.write(piece, start)
 
         if longest:
-            _transport.exchange(longest, agreed.members, fill, take)
+            _transport.exchange(longest, agreed.members, fill, _transport.by_rank(take))
 
 
 def _streams(pieces: defaultdict[int, list[tuple[Key, HostArray]]]) -> dict[int, Stream]:

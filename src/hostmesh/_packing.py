@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import bisect
+import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import msgpack
@@ -15,15 +17,17 @@ import numpy.typing as npt
 import xxhash
 from jax.core import Tracer
 
-from . import _values
+from . import _staging, _values
 from ._errors import ShapeError, SpecError, build
 from ._outward import to_numpy
 from ._trees import Tree
 
 Bytes = npt.NDArray[np.uint8]
 
-# Streams up to this many bytes travel with the agreement: a round trip, and no program.
+# Streams up to this many bytes, and together up to so many more, travel with the agreement: a round
+# trip, and no program.
 INLINE = 2048
+_INLINE_TOGETHER = 64 * 1024
 # Leaves begin at multiples of this in a stream: the largest size of an element.
 _ALIGNMENT = 16
 
@@ -39,18 +43,35 @@ class Kind:
     shape: tuple[int, ...]
     key: str = ""
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """The length of the leaf's values."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * self.numpy.itemsize
 
-    def empty(self, lead: tuple[int, ...] = ()) -> npt.NDArray[Any]:
-        """A new array for such a leaf, or for several along new first axes."""
-        return np.empty(lead + self.shape, np.dtype(self.dtype))
+    @functools.cached_property
+    def numpy(self) -> np.dtype[Any]:
+        """The dtype in NumPy."""
+        return np.dtype(self.dtype)
 
-    def __str__(self) -> str:
+    @functools.cached_property
+    def _words(self) -> str:
         name = f"key<{self.key}>" if self.key else self.dtype
         return f"{name}[{','.join(map(str, self.shape))}]"
+
+    def __str__(self) -> str:
+        return self._words
+
+
+def empty(kinds: Sequence[Kind], lead: tuple[int, ...] = ()) -> list[npt.NDArray[Any]]:
+    """New arrays for such leaves, or for several of each along new first axes."""
+    shapes = [lead + kind.shape for kind in kinds]
+    return _staging.buffers(shapes, [kind.numpy for kind in kinds])
+
+
+@functools.lru_cache(maxsize=4096)
+def kind_of(dtype: np.dtype[Any], shape: tuple[int, ...], key: str = "") -> Kind:
+    """The kind of values of a dtype and shape: one object for equal ones, as far as they are kept."""
+    return Kind(dtype.name, shape, key)
 
 
 @dataclass(frozen=True)
@@ -89,20 +110,19 @@ def parcel(tree: Tree, function: str, *, with_globals: bool = False) -> Parcel:
     arrays: list[npt.NDArray[Any]] = []
     globals_: list[tuple[int, jax.Array, Kind]] = []
     for number, leaf in enumerate(leaves):
-        if with_globals and is_global(leaf):
-            data, key = key_data(leaf)
-            globals_.append((number, data, Kind(data.dtype.name, data.shape, key)))
-            continue
-        if type(leaf) is np.ndarray and leaf.dtype.kind in "fiub" and leaf.dtype.isnative:
-            array, key = leaf, ""
-        else:
+        array, key = leaf, ""
+        if type(leaf) is not np.ndarray or leaf.dtype.kind not in "fiub" or not leaf.dtype.isnative:
+            if with_globals and is_global(leaf):
+                data, key = key_data(leaf)
+                globals_.append((number, data, kind_of(np.dtype(data.dtype), data.shape, key)))
+                continue
             array, key = host_array(leaf, tree, number, function)
-        kinds.append(Kind(array.dtype.name, array.shape, key))
+        kinds.append(kind_of(array.dtype, array.shape, key))
         arrays.append(array)
     return Parcel(structure, tuple(kinds), tuple(arrays), tuple(globals_))
 
 
-def is_global(leaf: object) -> bool:
+def is_global(leaf: object) -> TypeGuard[jax.Array]:
     """Whether a leaf is an array with parts on other processes."""
     return isinstance(leaf, jax.Array) and not (
         isinstance(leaf, Tracer) or leaf.is_fully_addressable
@@ -186,14 +206,22 @@ def structure_of(plain: bytes) -> Any:
     return jax.tree_util.PyTreeDef.deserialize_using_proto(registry, plain)
 
 
-def pack_kinds(kinds: Sequence[Kind]) -> list[Any]:
-    """Kinds as plain values, for msgpack."""
-    return [(kind.dtype, kind.shape, kind.key) for kind in kinds]
+def pack_kinds(kinds: Sequence[Kind]) -> tuple[Any, list[int]]:
+    """Kinds as plain values, for msgpack: the different ones, and which of them each is."""
+    numbers: dict[Kind, int] = {}
+    which = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
+    return [(kind.dtype, kind.shape, kind.key) for kind in numbers], which
 
 
 def unpack_kinds(packed: Sequence[Any]) -> tuple[Kind, ...]:
     """The inverse of `pack_kinds`."""
-    return tuple(Kind(dtype, tuple(shape), key) for dtype, shape, key in packed)
+    different = [Kind(dtype, tuple(shape), key) for dtype, shape, key in packed[0]]
+    return tuple(different[number] for number in packed[1])
+
+
+def is_inline(nbytes: int, senders: int) -> bool:
+    """Whether streams of at most this length travel with the agreement."""
+    return nbytes <= min(INLINE, _INLINE_TOGETHER // senders)
 
 
 def pack(value: object) -> bytes:
@@ -205,7 +233,12 @@ def pack(value: object) -> bytes:
 
 def length_of(kinds: Sequence[Kind]) -> int:
     """The length of a stream of such leaves."""
-    return sum(-(-kind.nbytes // _ALIGNMENT) * _ALIGNMENT for kind in kinds)
+    return sum(_aligned(kind.nbytes) for kind in kinds)
+
+
+def rows_of(messages: Sequence[bytes]) -> Bytes:
+    """Messages of one length as the rows of an array."""
+    return np.frombuffer(b"".join(messages), np.uint8).reshape(len(messages), -1)
 
 
 def runs(array: npt.NDArray[Any], start: int, stop: int) -> Iterator[npt.NDArray[Any]]:
@@ -235,27 +268,43 @@ class Stream:
     """The bytes of several arrays end to end, read and written in pieces.
 
     The arrays stay where they are, whatever their strides; pieces begin and end between elements.
+    With `rows`, the arrays are C-ordered and have a first axis of that size: as many streams of one
+    layout side by side, whose pieces have that first axis, too.
     """
 
-    def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+    def __init__(self, arrays: Sequence[npt.NDArray[Any]], rows: int | None = None) -> None:
+        shape = (-1,) if rows is None else (rows, -1)
         # Contiguous arrays as plain bytes: one run each.
-        self._arrays = [a.reshape(-1).view(np.uint8) if a.flags.c_contiguous else a for a in arrays]
-        self._starts: list[int] = []
-        end = 0
-        for array in self._arrays:
-            self._starts.append(end)
-            end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self.nbytes = end
+        self._plain = [array.flags.c_contiguous for array in arrays]
+        self._arrays = [
+            array.reshape(shape).view(np.uint8) if plain else array
+            for array, plain in zip(arrays, self._plain, strict=True)
+        ]
+        self._sizes = [array.nbytes // (rows or 1) for array in arrays]
+        ends = list(itertools.accumulate(map(_aligned, self._sizes), initial=0))
+        self._starts, self.nbytes = ends[:-1], ends[-1]
 
     def read(self, out: Bytes, start: int) -> None:
         """Fills `out` with the bytes that begin at `start`; past the end it leaves it as it is."""
-        for run, place in self._overlaps(start, len(out)):
-            out[place : place + run.nbytes].view(run.dtype).reshape(run.shape)[...] = run
+        for number, low, high, place in self.spans(start, out.shape[-1]):
+            array = self._arrays[number]
+            if self._plain[number]:
+                out[..., place : place + high - low] = array[..., low:high]
+                continue
+            for run in runs(array, low // array.itemsize, high // array.itemsize):
+                out[place : place + run.nbytes].view(run.dtype).reshape(run.shape)[...] = run
+                place += run.nbytes
 
     def write(self, piece: Bytes, start: int) -> None:
         """Writes a piece of the stream into the arrays."""
-        for run, place in self._overlaps(start, len(piece)):
-            run[...] = piece[place : place + run.nbytes].view(run.dtype).reshape(run.shape)
+        for number, low, high, place in self.spans(start, piece.shape[-1]):
+            array = self._arrays[number]
+            if self._plain[number]:
+                array[..., low:high] = piece[..., place : place + high - low]
+                continue
+            for run in runs(array, low // array.itemsize, high // array.itemsize):
+                run[...] = piece[place : place + run.nbytes].view(run.dtype).reshape(run.shape)
+                place += run.nbytes
 
     def spans(self, start: int, length: int) -> Iterator[tuple[int, int, int, int]]:
         """The arrays that share bytes with a piece: number, first and last byte, place in the piece.
@@ -265,21 +314,17 @@ class Stream:
         """
         number = max(0, bisect.bisect_right(self._starts, start) - 1)
         while number < len(self._arrays) and (first := self._starts[number]) < start + length:
-            low, high = max(start, first), min(start + length, first + self._arrays[number].nbytes)
+            low, high = max(start, first), min(start + length, first + self._sizes[number])
             if low < high:
                 yield number, low - first, high - first, low - start
             number += 1
-
-    def _overlaps(self, start: int, length: int) -> Iterator[tuple[npt.NDArray[Any], int]]:
-        """What a piece shares with the arrays: views of them, and where each lies in the piece."""
-        for number, low, high, place in self.spans(start, length):
-            array = self._arrays[number]
-            for run in runs(array, low // array.itemsize, high // array.itemsize):
-                yield run, place
-                place += run.nbytes
 
     def tobytes(self) -> bytes:
         """All of the stream."""
         out = np.zeros(self.nbytes, np.uint8)
         self.read(out, 0)
         return out.tobytes()
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _transport
-from ._coordination import agree, rank_of, telling
+from ._coordination import agree, members_of, rank_of, telling
 from ._decisions import together
 from ._errors import ShapeError, SpecError, build
-from ._packing import INLINE, Bytes, Parcel, finished, parcel
+from ._packing import Bytes, Parcel, finished, is_inline, parcel, rows_of
 from ._trees import Tree
 
 HostArray = npt.NDArray[Any]
@@ -85,7 +85,7 @@ def reduce(
         _require_reducible(tree, mine, op, accumulate, name)
         rank = None if to is None else rank_of(to, processes, name)
         fold = _Fold(mine, op, accumulate, name)
-    inline = fold.stream.nbytes <= INLINE
+    inline = is_inline(fold.stream.nbytes, len(members_of(processes, name)))
     agreed = agree(
         f"{name} of {mine.described()}",
         data=fold.stream.tobytes() if inline else b"",
@@ -94,12 +94,11 @@ def reduce(
         processes=processes,
     )
     wanted = rank in (None, agreed.rank)
-    take = fold.take if wanted else _ignore
+    take = _transport.by_rank(fold.take) if wanted else _transport.ignore
     if wanted:
         fold.begin()
     if inline:
-        for number, message in enumerate(agreed.data):
-            take(number, np.frombuffer(message, np.uint8), 0)
+        take(rows_of(agreed.data), 0)
     else:
         with agreed.turn():
             nbytes = fold.stream.nbytes
@@ -166,10 +165,6 @@ class _Fold:
                     np.true_divide(total, count, out=total, casting="unsafe")
             totals = zip(self._totals, self._dtypes, strict=True)
             return [total.astype(outer, copy=False) for total, (_, outer) in totals]
-
-
-def _ignore(rank: int, piece: Bytes, start: int) -> None:
-    pass
 
 
 def _dtypes(

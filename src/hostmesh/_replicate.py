@@ -18,11 +18,10 @@ from ._convert import mesh_for, processes_of, sharding_for
 from ._coordination import agree, rank_of, telling
 from ._errors import HostmeshError, SpecError, at, build
 from ._packing import (
-    INLINE,
-    Bytes,
     Kind,
     Stream,
     describe,
+    is_inline,
     length_of,
     pack,
     pack_kinds,
@@ -117,7 +116,7 @@ def _from_source(
         if is_source:
             copies = [_copy(leaf, value, number) for number, leaf in enumerate(leaves)]
             kinds, arrays = [kind for kind, _ in copies], [array for _, array in copies]
-            inline = Stream(arrays).tobytes() if length_of(kinds) <= INLINE else b""
+            inline = Stream(arrays).tobytes() if is_inline(length_of(kinds), 1) else b""
             head = describe(str(structure), kinds)
             message = pack((head, plain_structure(structure), pack_kinds(kinds), inline))
         elif value is not None:
@@ -135,18 +134,15 @@ def _from_source(
         kinds = unpack_kinds(packed)
         if not is_source:
             arrays = [_staging.buffer(kind.shape, np.dtype(kind.dtype)) for kind in kinds]
-        stream = Stream(arrays)
-
-        def take(rank: int, piece: Bytes, start: int) -> None:
-            del rank
-            if not is_source:
-                stream.write(piece, start)
-
-        if length_of(kinds) <= INLINE:
-            take(root, np.frombuffer(inline, np.uint8), 0)
-        else:
-            fill = stream.read if is_source else None
-            _transport.broadcast(stream.nbytes, members, fill, take)
+        nbytes = length_of(kinds)
+        inlined = is_inline(nbytes, 1)
+        stream = Stream([array[None] for array in arrays], rows=1)
+        if not inlined and is_source:
+            _transport.broadcast(nbytes, members, root, Stream(arrays).read, _transport.ignore)
+        elif not inlined:
+            _transport.broadcast(nbytes, members, root, None, stream.write)
+        elif not is_source:
+            stream.write(np.frombuffer(inline, np.uint8)[None], 0)
     placed = [place(kind, array) for kind, array in zip(kinds, arrays, strict=True)]
     return jax.tree.unflatten(structure, placed)
 

@@ -2,14 +2,18 @@
 
 A round of a channel lives under one folder of the service's key-value store:
 
-    hostmesh/agree/<channel>/<members>/<round>/in/<node>/<rank>   what rank posts to its parent node
-    hostmesh/agree/<channel>/<members>/<round>/verdict            written once
+    hostmesh/agree/<channel>/<members>/<block>/<round>/in/<node>/<rank>   rank's post to its parent
+    hostmesh/agree/<channel>/<members>/<block>/<round>/verdict            written once
 
 Posts reach the root by a tree, so that no process reads more than `FAN_IN` of them. The verdict is
 written once, by whoever decides first: a process whose time is up decides by the same key as the
 root, so that no two processes ever follow different verdicts, and one that comes late reads what
 the others decided. All count the round, whatever came of it: no message of an old round is taken
-for a new one. Who posts to a round has left those before, which the root then deletes.
+for a new one. Who posts to a round has left those before: the root deletes them, a block at a time.
+
+Where a call carries no data, the processes meet at a barrier of the service first, whose name is
+made of the call. If all come soon that is all, at a fourth of the messages. If not, the service lets
+none of them through, and all go on to post: the barrier fails for all or for none.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import xxhash
 
 from . import _jax, _transport
 from ._config import config
@@ -33,6 +39,15 @@ _SLICE = 1.0
 _FIRST_SLICE = 0.2
 _GRACE = 0.5
 _SHORT_SLICE = 0.1  # where this process may leave the round
+# The root deletes that many rounds at a time.
+_BLOCK = 16
+# Up to as many posts that are still awaited are read one by one.
+_FEW = 4
+# How long the processes wait for each other at a barrier before they post. The service looks once
+# a second whose time is up.
+_MEETING = 0.2
+# The service keeps a kilobyte for each name of a barrier: a channel takes that many at most.
+_NAMES = 1000
 
 
 @dataclass
@@ -43,7 +58,9 @@ class Channel:
     members: tuple[int, ...]
     rank: int
     round: int = 0
-    kept: list[int] = field(default_factory=list[int])  # rounds that the root has not deleted yet
+    kept: list[int] = field(default_factory=list[int])  # blocks that the root has not deleted yet
+    named: set[str] = field(default_factory=set[str])  # calls that have met
+    failed: int = 0  # the last round that did not end well for all at its barrier, or at all
     lock: threading.Lock = field(default_factory=threading.Lock)
     broken: bool = False
 
@@ -100,8 +117,13 @@ def _children(rank: int, count: int) -> range:
 
 
 def hold_round(
-    channel: Channel, call: Call, data: bytes, timeout: float | Patience, moves: bool
+    channel: Channel,
+    call: Call,
+    data: bytes | None,
+    timeout: float | Patience,
+    moves: bool,
 ) -> Verdict:
+    """Holds the next round of a channel; `data` is `None` where no process gives any."""
     post = Post({call: [channel.rank]}, {channel.rank: data} if data else {})
     store = _jax.store()
     if store is None:
@@ -109,6 +131,18 @@ def hold_round(
         return _without_store(channel, post, limit)
     here = _Round(store, channel, call, timeout)
     channel.round += 1
+    if data is None and not moves and (name := here.meeting()):
+        if store.meet(name, _MEETING, channel.members):
+            return Verdict("agreed")
+        post.met = True
+    verdict = _posted(here, channel, post, moves)
+    if post.met or verdict.met or verdict.kind != "agreed":
+        channel.failed = channel.round
+    return verdict
+
+
+def _posted(here: _Round, channel: Channel, post: Post, moves: bool) -> Verdict:
+    here.open()
     if not here.collect(post):
         return here.await_verdict()
     if channel.rank:
@@ -116,10 +150,7 @@ def hold_round(
         return here.await_verdict()
     verdict = decide(post, channel.members)
     verdict = here.settle_with_ticket(verdict) if moves else here.settle(verdict)
-    # All have posted to this round, so they have left those before.
-    left, channel.kept = channel.kept[:-1], channel.kept[-1:]
-    for number in left:
-        store.delete(f"{channel.folder}{number}/")
+    here.delete_left()
     return verdict
 
 
@@ -134,10 +165,30 @@ class _Round:
         self._call = call
         self._patience = timeout if isinstance(timeout, Patience) else _fixed(timeout)
         self._slice = _SHORT_SLICE if isinstance(timeout, Patience) else _SLICE
-        self._folder = f"{channel.folder}{channel.round}/"
+        self._block = channel.round // _BLOCK
+        self._folder = f"{channel.folder}{self._block}/{channel.round}/"
         self._verdict = f"{self._folder}verdict"
-        if channel.rank == 0:
-            channel.kept.append(channel.round)
+
+    def meeting(self) -> str | None:
+        """The name of a barrier at which all meet that make this very call; `None` for no meeting."""
+        words = f"{self._call.what}\n{self._call.site if config.call_sites else ''}"
+        digest = xxhash.xxh3_128_hexdigest(words.encode())
+        named = self._channel.named
+        if self._patience.limit < 10 * _MEETING or (digest not in named and len(named) == _NAMES):
+            return None
+        named.add(digest)
+        return f"{self._channel.folder}{self._channel.failed}/{digest}"
+
+    def open(self) -> None:
+        """Notes that the round has a folder, before anything is in it."""
+        kept = self._channel.kept
+        if self._channel.rank == 0 and self._block not in kept[-1:]:
+            kept.append(self._block)
+
+    def delete_left(self) -> None:
+        """Deletes the blocks before this one, on the root when all have come to this round."""
+        while self._channel.kept[0] < self._block:
+            self._store.delete(f"{self._channel.folder}{self._channel.kept.pop(0)}/")
 
     def _left(self) -> float:
         return 0.0 if self._patience.gone() else self._patience.left()
@@ -162,7 +213,7 @@ class _Round:
                 slice_ = self._slice
                 continue
             arrived = {first: message}
-            if len(awaited) > 1:  # most of the others have come as well: one message for all
+            if len(awaited) > _FEW:  # most of the others have come as well: one message for all
                 arrived = {int(rank): m for rank, m in self._store.list(mine).items()}
             for rank in awaited & set(arrived):
                 awaited.remove(rank)
@@ -238,8 +289,8 @@ def _seen_elsewhere(store: _jax.Store, absent: set[int]) -> str:
     found: list[str] = []
     posts = store.list(_ROOT)
     for key, message in posts.items():
-        name, who, number, *_, rank = key.split("/")
-        if f"{name}/{who}/{number}/verdict" in posts:
+        name, who, block, number, *_, rank = key.split("/")
+        if f"{name}/{who}/{block}/{number}/verdict" in posts:
             continue
         members = range(count) if who == "all" else [int(p) for p in who.split("-")]
         for call, ranks in Post.unpacked(message).calls.items():
@@ -260,6 +311,8 @@ def post_failure(channel: Channel, call: Call) -> None:
         return
     here = _Round(store, channel, call)
     channel.round += 1
+    channel.failed = channel.round
+    here.open()
     here.settle(decide(post, channel.members))
     if channel.rank:
         here.post_up(post)

@@ -10,6 +10,7 @@ import math
 import threading
 import weakref
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ Buffer = npt.NDArray[np.uint8]
 ALIGNMENT = 64
 # Below this size a fresh allocation costs less than the care of a buffer.
 POOLED_BYTES = 64 * 1024
+# Arrays below it share blocks of this size.
+_BLOCK_BYTES = 1024 * 1024
 
 
 class _Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
@@ -81,6 +84,29 @@ def buffer(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if nbytes < POOLED_BYTES:
         return np.empty(shape, dtype)
     return np.ndarray(shape, dtype, buffer=_POOL.lease(nbytes))
+
+
+def buffers(
+    shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[Any]]
+) -> list[npt.NDArray[Any]]:
+    """`buffer` for each; small ones lie side by side in blocks of the pool.
+
+    Many small arrays cost the page faults of one large one. Whoever holds one holds its block.
+    """
+    sizes = [math.prod(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True)]
+    small = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes if size < POOLED_BYTES)
+    block, used = np.empty(0, np.uint8), 0
+    found: list[npt.NDArray[Any]] = []
+    for shape, dtype, size in zip(shapes, dtypes, sizes, strict=True):
+        if size >= POOLED_BYTES or used + size > len(block):
+            if size >= POOLED_BYTES or small < POOLED_BYTES:
+                found.append(buffer(shape, dtype))
+                continue
+            block, used = _POOL.lease(min(small, _BLOCK_BYTES)), 0
+        found.append(np.ndarray(shape, dtype, buffer=block, offset=used))
+        step = -(-size // ALIGNMENT) * ALIGNMENT
+        used, small = used + step, small - step
+    return found
 
 
 def clear() -> None:

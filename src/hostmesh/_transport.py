@@ -30,8 +30,8 @@ Bytes = npt.NDArray[np.uint8]
 
 _WORD = 4
 _SMALLEST = 1024
-# Up to this size a part is padded to the next power of two: a program more would cost more.
-_PADDED = 64 * 1024
+# Where not all parts that arrive are of use, or XLA holds more of them, they are smaller by this.
+_SMALLER = 4
 # Parts under way at a time: one is read while the next one travels.
 _DEPTH = 2
 
@@ -39,23 +39,39 @@ _DEPTH = 2
 def parts(nbytes: int, largest: int) -> Iterator[tuple[int, int]]:
     """Cuts a length in parts: how many bytes of each are data, and how many it is padded to.
 
-    >>> list(parts(5_000_000, largest=1 << 22))
-    [(4194304, 4194304), (524288, 524288), (262144, 262144), (19264, 32768)]
+    Sizes are 4, 5, 6 or 7 times a power of two: few programs, and at most a fourth is padding. The
+    last part is up to half as long again, rather than one more that is short.
+
+    >>> list(parts(9_000_000, largest=1 << 22)), list(parts(5_000_000, largest=1 << 22))
+    ([(4194304, 4194304), (4805696, 5242880)], [(5000000, 5242880)])
     """
     while nbytes > 0:
-        above = max(_SMALLEST, 1 << (nbytes - 1).bit_length())
-        size = above if above <= min(_PADDED, largest) else min(above // 2, largest)
-        size = above if above == nbytes and above <= largest else size
-        yield min(size, nbytes), size
-        nbytes -= min(size, nbytes)
+        length = nbytes if nbytes <= largest * 3 // 2 else largest
+        step = max(_SMALLEST, 1 << (length - 1).bit_length()) // 8
+        yield length, max(_SMALLEST, -(-length // step) * step)
+        nbytes -= length
 
 
 # Fills a view with the bytes to send that begin at a place.
 Fill = Callable[[Bytes, int], None]
 # The same for one of several rows, each for another rank.
 FillFor = Callable[[int, Bytes, int], None]
-# Called with a rank, a view of bytes that came from it, and where they lie in what it sends.
-Take = Callable[[int, Bytes, int], None]
+# Called with a view of bytes that came, one row from each rank, and where they lie in what it sends.
+Take = Callable[[Bytes, int], None]
+
+
+def ignore(rows: Bytes, start: int) -> None:
+    """The `Take` of a process that only sends."""
+
+
+def by_rank(take: Callable[[int, Bytes, int], None]) -> Take:
+    """A `Take` of one row after another: called with a rank, its bytes and where they lie."""
+
+    def take_rows(rows: Bytes, start: int) -> None:
+        for rank, row in enumerate(rows):
+            take(rank, row, start)
+
+    return take_rows
 
 
 def allgather(nbytes: int, members: Members, fill: Fill, take: Take) -> None:
@@ -66,19 +82,17 @@ def allgather(nbytes: int, members: Members, fill: Fill, take: Take) -> None:
     _run(program, nbytes, members, 1, largest, lambda _, row, start: fill(row, start), take)
 
 
-def broadcast(nbytes: int, members: Members, fill: Fill | None, take: Take) -> None:
-    """Hands the bytes of the one member that gives `fill` to `take` on all of them, as of rank 0."""
-    # The others send zeros: a sum of integers with zeros changes no bit.
-    program = _program(process_mesh(members), "sum")
+def broadcast(nbytes: int, members: Members, root: int, fill: Fill | None, take: Take) -> None:
+    """Hands the bytes of rank `root`, which alone gives `fill`, to `take` on all members."""
+    program = _program(process_mesh(members), "broadcast", root)
     send = None if fill is None else (lambda _, row, start: fill(row, start))
-    _run(program, nbytes, members, 1, config.part_bytes, send, take)
+    _run(program, nbytes, members, 1, config.part_bytes // _SMALLER, send, take)
 
 
 def exchange(nbytes: int, members: Members, fill: FillFor, take: Take) -> None:
     """Hands every member's bytes for each other one, `nbytes` each, to `take` on that one."""
-
     program = _program(process_mesh(members), "exchange")
-    largest = config.part_bytes // len(members)
+    largest = config.part_bytes // _SMALLER // len(members)
     _run(program, nbytes, members, len(members), largest, fill, take)
 
 
@@ -101,8 +115,7 @@ def _run(
         while len(under_way) > keep:
             result, start, length = under_way.popleft()
             words = _jax.fetch(_jax.parts_by_device(result)[device])
-            for rank, row in enumerate(words.reshape(-1, words.shape[-1])):
-                take(rank, row.view(np.uint8)[:length], start)
+            take(words.reshape(-1, words.shape[-1]).view(np.uint8)[:, :length], start)
 
     start = 0
     progress = _progress.Line(nbytes, members)
@@ -143,12 +156,12 @@ def messages(message: bytes, members: Members) -> list[bytes]:
         piece = np.frombuffer(message, np.uint8)[start : start + len(out)]
         out[: len(piece)] = piece
 
-    allgather(8, members, write_length, note)
+    allgather(8, members, write_length, by_rank(note))
     longest = int(lengths.max())
     rows = np.empty((len(members), longest), np.uint8)
 
-    def keep(rank: int, piece: Bytes, start: int) -> None:
-        rows[rank, start : start + len(piece)] = piece
+    def keep(pieces: Bytes, start: int) -> None:
+        rows[:, start : start + pieces.shape[-1]] = pieces
 
     allgather(longest, members, write, keep)
     return [row[:n].tobytes() for row, n in zip(rows, lengths, strict=True)]
@@ -245,14 +258,33 @@ def process_mesh(members: Members) -> Mesh:
 
 
 @functools.lru_cache(maxsize=256)
-def _program(mesh: Mesh, operation: str) -> Callable[[jax.Array], jax.Array]:
+def _program(mesh: Mesh, operation: str, root: int = 0) -> Callable[[jax.Array], jax.Array]:
     if operation == "exchange":
         across = NamedSharding(mesh, PartitionSpec(None, "process"))
         return jax.jit(lambda x: x, out_shardings=across)
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    if operation == "sum":
-        return jax.jit(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), out_shardings=everywhere)
-    return jax.jit(lambda x: x, out_shardings=everywhere)
+    if operation == "broadcast":
+        own = PartitionSpec("process")
+        pass_on = functools.partial(_pass_on, count=mesh.size, root=root)
+        return jax.jit(jax.shard_map(pass_on, mesh=mesh, in_specs=own, out_specs=own))
+    return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def _pass_on(x: jax.Array, count: int, root: int) -> jax.Array:
+    """The root's `x` on all, by a binomial tree: at each step those that have it tell as many more.
+
+    Half the bytes of a sum with zeros. E. Chan et al., "Collective communication: theory, practice,
+    and experience", Concurrency and Computation 19 (2007): the minimum-spanning-tree broadcast.
+    """
+    behind = (jax.lax.axis_index("process") - root) % count
+    have = 1
+    while have < count:
+        pairs = [(k, k + have) for k in range(min(have, count - have))]
+        told = jax.lax.ppermute(
+            x, "process", [((a + root) % count, (b + root) % count) for a, b in pairs]
+        )
+        x = jnp.where((behind >= have) & (behind < 2 * have), told, x)
+        have *= 2
+    return x
 
 
 def _floor_power(number: int) -> int:

@@ -21,25 +21,32 @@ class Call:
 
 @dataclass
 class Post:
-    """What one or more processes post: who calls what, and each one's data."""
+    """What one or more processes post: who calls what, and each one's data.
+
+    `met`: one of them waited at a barrier before, in vain.
+    """
 
     calls: dict[Call, list[int]] = field(default_factory=dict[Call, list[int]])
     data: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    met: bool = False
 
     def add(self, other: Post) -> None:
         """Takes in the post of other ranks."""
         for call, ranks in other.calls.items():
             self.calls.setdefault(call, []).extend(ranks)
         self.data.update(other.data)
+        self.met |= other.met
 
     def packed(self) -> bytes:
         calls = [(call.what, call.site, call.failure, ranks) for call, ranks in self.calls.items()]
-        return _pack((calls, list(self.data.items())))
+        return _pack((calls, list(self.data.items()), self.met))
 
     @classmethod
     def unpacked(cls, message: bytes) -> Post:
-        calls, data = msgpack.unpackb(message)
-        return cls({Call(what, site, no): ranks for what, site, no, ranks in calls}, dict(data))
+        calls, data, met = msgpack.unpackb(message)
+        return cls(
+            {Call(what, site, no): ranks for what, site, no, ranks in calls}, dict(data), met
+        )
 
 
 @dataclass(frozen=True)
@@ -53,14 +60,15 @@ class Verdict:
     rule: str = ""
     data: tuple[bytes, ...] = ()
     ticket: int = -1
+    met: bool = False  # as of the posts
 
     def packed(self) -> bytes:
-        return _pack((self.kind, self.rule, self.data, self.ticket))
+        return _pack((self.kind, self.rule, self.data, self.ticket, self.met))
 
     @classmethod
     def unpacked(cls, message: bytes) -> Verdict:
-        kind, rule, data, ticket = msgpack.unpackb(message)
-        return cls(kind, rule, tuple(data), ticket)
+        kind, rule, data, ticket, met = msgpack.unpackb(message)
+        return cls(kind, rule, tuple(data), ticket, met)
 
 
 def _pack(value: object) -> bytes:
@@ -83,7 +91,7 @@ def decide(post: Post, members: Sequence[int]) -> Verdict:
     if len(compared) > 1:
         return Verdict("diverged", told(post.calls, members))
     data = tuple(post.data.get(rank, b"") for rank in range(len(members)))
-    return Verdict("agreed", data=data if any(data) else ())
+    return Verdict("agreed", data=data if any(data) else (), met=post.met)
 
 
 def told(calls: Mapping[Call, Sequence[int]], members: Sequence[int]) -> str:

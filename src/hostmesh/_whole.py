@@ -20,7 +20,7 @@ from jax.sharding import Sharding
 
 from . import _jax
 from ._errors import SpecError, build
-from ._packing import Kind, length_of
+from ._packing import Kind, empty, length_of
 from ._plan import Bounds, abridged, bounds
 from ._verdict import name_processes
 
@@ -150,7 +150,7 @@ class Gathering:
 
     def incoming(self) -> list[list[HostArray]]:
         """Where the shards that come go, by the rank that sends them: views of new `results`."""
-        self.results = [kind.empty() for kind in self._kinds]
+        self.results = empty(self._kinds)
         for shard in self._plan.held:
             self._view(shard)[...] = self._value(shard)
         return [[self._view(shard) for shard in shards] for shards in self._plan.sent]
