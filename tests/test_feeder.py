@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -486,7 +487,7 @@ def test_ragged_axes_get_a_size_that_all_agree_on() -> None:
 
 
 @pytest.mark.multiprocess(processes=2, devices=2)
-def test_buffers_that_the_source_uses_again(tmp_path_factory: Any) -> None:
+def test_buffers_that_the_source_uses_again() -> None:
     me = jax.process_index()
     mesh = Mesh(jax.devices(), "x")
     buffer = np.empty((64, 512), np.float32)  # large enough to be taken without a copy
@@ -502,11 +503,11 @@ def test_buffers_that_the_source_uses_again(tmp_path_factory: Any) -> None:
     for number, batch in enumerate(kept):
         assert (mine(batch) == number + 100 * me).all()
     # Of one memory map: what is written into it later is not seen.
-    path = tmp_path_factory.mktemp(f"map-{me}-") / "rows"
-    rows = np.memmap(path, np.float32, "w+", shape=(12 * 64, 512))
-    rows[...] = (np.arange(12 * 64) + 1000 * me)[:, None]
-    kept = list(hm.Feeder((rows[i : i + 64] for i in range(0, 12 * 64, 64)), mesh, P("x")))
-    rows[...] = -1
+    with tempfile.TemporaryDirectory() as folder:
+        rows = np.memmap(f"{folder}/rows", np.float32, "w+", shape=(12 * 64, 512))
+        rows[...] = (np.arange(12 * 64) + 1000 * me)[:, None]
+        kept = list(hm.Feeder((rows[i : i + 64] for i in range(0, 12 * 64, 64)), mesh, P("x")))
+        rows[...] = -1
     for number, batch in enumerate(kept):
         assert (mine(batch)[:, 7] == np.arange(64) + 64 * number + 1000 * me).all()
 
