@@ -248,8 +248,14 @@ def test_what_a_source_raises_comes_out_everywhere_in_order(public: bool) -> Non
     assert (count, type(error)) == (0, hm.FeedError)
     assert "process 1: a: int8[rows, 2]" in str(error)
     assert "processes 0, 2-3: a: int16[rows, 2]" in str(error)
-    count, error = raised(hm.Feeder([first], mesh, P("x"), ends="drop" if me else "pad"))
-    assert isinstance(error, hm.DivergenceError)
+    for options in ({"ends": "drop" if me else "pad"}, {"pad_to": {"a": {1: 2 + me}}}):
+        count, error = raised(hm.Feeder([first], mesh, P("x"), **options))
+        assert (count, type(error)) == (0, hm.DivergenceError)
+    # A source that cannot even begin.
+    count, error = raised(hm.Feeder(7 if me == 2 else [first], mesh, P("x")))
+    assert (count, type(error)) == (0, TypeError if me == 2 else hm.FeedError)
+    assert me == 2 or "process 2: Feeder(" in str(error)
+    assert "'int' object is not iterable" in str(error)
     hm.barrier("all go on")
 
 
