@@ -561,6 +561,14 @@ def test_what_cannot_be() -> None:
         next(hm.Feeder([{"x": [np.zeros(2)]}], mesh, P("x"), pad_to={"y": {1: 3}}))
 
 
+def test_progress_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    mesh = Mesh(jax.devices()[:1], "x")
+    assert len(list(hm.Feeder([[1, 2]] * 7, mesh, P("x"), progress=True))) == 7
+    shown = capsys.readouterr().err.strip().splitlines()
+    assert len(shown) == 1
+    assert "7 batches, " in shown[0]
+
+
 def test_alone() -> None:
     mesh = Mesh(jax.devices()[:1], "x")
     before = threading.active_count()

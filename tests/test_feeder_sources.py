@@ -117,6 +117,7 @@ def test_datasets() -> None:
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs the extra torch")
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch, of a gigabyte, is not installed")
 @pytest.mark.multiprocess(processes=4, devices=2, timeout=120)
 def test_pytorch() -> None:
     import torch

@@ -54,9 +54,9 @@ class Feeder(Iterator[Any]):
 
     Args:
       source: an iterable of pytrees whose leaves have a row for each example: NumPy arrays,
-        `jax.Array`s, PyTorch tensors, lists of numbers. The rows of process p fill its chunks of
+        `jax.Array`s, PyTorch tensors, lists of numbers. The rows of a process fill its chunks of
         the batch axis, in ascending order; along other dimensions that the spec cuts, it passes its
-        own chunks, as in `to_global`.
+        own chunks, as in `to_global`. `data_shard` and `ShardedSampler` tell which these are.
       mesh: the mesh; `None` takes that of the context, as in `to_global`.
       specs: a `PartitionSpec` or `NamedSharding` for all leaves, or a prefix pytree of them. All
         cut their first dimension, the batch axis, alike.
