@@ -37,6 +37,7 @@ def check_training(output: str, name: str, steps: int) -> None:
     spread, single = re.findall(r"Test accuracy: ([\d.]+)%", output)
     assert spread == single
     assert float(spread) > 85
+    assert f"Feeder of process 0: {steps} batches, " in output
     difference = re.search(r"The losses agree: largest relative difference (\S+) ", output)
     assert difference is not None
     assert float(difference[1]) <= 1e-5

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -247,8 +248,14 @@ def test_what_a_source_raises_comes_out_everywhere_in_order(public: bool) -> Non
     assert (count, type(error)) == (0, hm.FeedError)
     assert "process 1: a: int8[rows, 2]" in str(error)
     assert "processes 0, 2-3: a: int16[rows, 2]" in str(error)
-    count, error = raised(hm.Feeder([first], mesh, P("x"), ends="drop" if me else "pad"))
-    assert isinstance(error, hm.DivergenceError)
+    for options in ({"ends": "drop" if me else "pad"}, {"pad_to": {"a": {1: 2 + me}}}):
+        count, error = raised(hm.Feeder([first], mesh, P("x"), **options))
+        assert (count, type(error)) == (0, hm.DivergenceError)
+    # A source that cannot even begin.
+    count, error = raised(hm.Feeder(7 if me == 2 else [first], mesh, P("x")))
+    assert (count, type(error)) == (0, TypeError if me == 2 else hm.FeedError)
+    assert me == 2 or "process 2: Feeder(" in str(error)
+    assert "'int' object is not iterable" in str(error)
     hm.barrier("all go on")
 
 
@@ -486,7 +493,7 @@ def test_ragged_axes_get_a_size_that_all_agree_on() -> None:
 
 
 @pytest.mark.multiprocess(processes=2, devices=2)
-def test_buffers_that_the_source_uses_again(tmp_path_factory: Any) -> None:
+def test_buffers_that_the_source_uses_again() -> None:
     me = jax.process_index()
     mesh = Mesh(jax.devices(), "x")
     buffer = np.empty((64, 512), np.float32)  # large enough to be taken without a copy
@@ -502,11 +509,11 @@ def test_buffers_that_the_source_uses_again(tmp_path_factory: Any) -> None:
     for number, batch in enumerate(kept):
         assert (mine(batch) == number + 100 * me).all()
     # Of one memory map: what is written into it later is not seen.
-    path = tmp_path_factory.mktemp("map") / "rows"
-    rows = np.memmap(path, np.float32, "w+", shape=(12 * 64, 512))
-    rows[...] = (np.arange(12 * 64) + 1000 * me)[:, None]
-    kept = list(hm.Feeder((rows[i : i + 64] for i in range(0, 12 * 64, 64)), mesh, P("x")))
-    rows[...] = -1
+    with tempfile.TemporaryDirectory() as folder:
+        rows = np.memmap(f"{folder}/rows", np.float32, "w+", shape=(12 * 64, 512))
+        rows[...] = (np.arange(12 * 64) + 1000 * me)[:, None]
+        kept = list(hm.Feeder((rows[i : i + 64] for i in range(0, 12 * 64, 64)), mesh, P("x")))
+        rows[...] = -1
     for number, batch in enumerate(kept):
         assert (mine(batch)[:, 7] == np.arange(64) + 64 * number + 1000 * me).all()
 
@@ -552,6 +559,14 @@ def test_what_cannot_be() -> None:
         next(hm.Feeder([{"a": np.zeros(2), "b": np.zeros(3)}], mesh, P("x")))
     with pytest.raises(hm.FeedError, match="pad_to for y"):
         next(hm.Feeder([{"x": [np.zeros(2)]}], mesh, P("x"), pad_to={"y": {1: 3}}))
+
+
+def test_progress_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    mesh = Mesh(jax.devices()[:1], "x")
+    assert len(list(hm.Feeder([[1, 2]] * 7, mesh, P("x"), progress=True))) == 7
+    shown = capsys.readouterr().err.strip().splitlines()
+    assert len(shown) == 1
+    assert "7 batches, " in shown[0]
 
 
 def test_alone() -> None:
@@ -606,7 +621,7 @@ for number, batch in enumerate(hm.Feeder(source(), Mesh(jax.devices()[:1], "x"),
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
-        assert process.returncode == -signal.SIGINT
+        assert process.returncode == -signal.SIGINT, errors.decode()
         assert errors.decode().rstrip().endswith("KeyboardInterrupt")
 
 

@@ -32,9 +32,11 @@ TIMEOUT = 240.0  # seconds for each of the two trainings
 
 @dataclass
 class Outcome:
-    """What a training told: the loss before each step, hits in the test set, and medians in ms."""
+    """What a training told: the loss before each step, how its feeder did, hits in the test set, and
+    medians in ms."""
 
     losses: list[float] = field(default_factory=list[float])
+    fed: str = ""
     correct: float = float("nan")
     milliseconds: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -82,7 +84,8 @@ def command(
         _show_plan(console, job, plain)
         spread = _train(console, job, [devices] * processes)
         tested = len(images) - BATCHES * job.batch()
-        console.print(f"Test accuracy: {spread.correct / tested:.1%} of {tested} images\n")
+        console.print(f"Test accuracy: {spread.correct / tested:.1%} of {tested} images")
+        console.print(f"Feeder of process 0: {spread.fed}\n")
         single = _train(console, job, [1], alone=True)
         console.print(f"Test accuracy: {single.correct / tested:.1%}\n")
     _show_speed(console, spread.milliseconds)

@@ -2,8 +2,8 @@
 
     python -m hostmesh._demo_train JOB
 
-where JOB is a `Job` as JSON. Each process reads its own rows of the data, makes global arrays of
-them with `to_global`, trains under `jax.jit`, and takes results back with `to_local`. Process 0
+where JOB is a `Job` as JSON. Each process reads its own rows of the data, of which a `Feeder` makes
+global batches, trains under `jax.jit`, and takes results back with `to_local`. Process 0
 prints what happens, one line of `MARK` and JSON for each event; `_demo` draws it.
 """
 
@@ -131,10 +131,9 @@ def step(params: Params, batch: Batch) -> tuple[Params, jax.Array]:
     return jax.tree.map(lambda p, g: p - RATE * g, params, gradients), value
 
 
-def correct(params: Params, test: Batch) -> jax.Array:
-    """How many images get their label; those of weight 0 are padding."""
-    hit = predict(params, test["image"]).argmax(axis=1) == test["label"]
-    return jnp.sum(test["weight"] * hit)
+def is_right(params: Params, test: Batch) -> jax.Array:
+    """Which images get their label."""
+    return predict(params, test["image"]).argmax(axis=1) == test["label"]
 
 
 def together(job: Job) -> None:
@@ -152,14 +151,16 @@ def together(job: Job) -> None:
     params = hostmesh.to_global(initial(), mesh, SPECS, global_shape=SHAPES)
     placed = {name: NamedSharding(mesh, spec) for name, spec in SPECS.items()}
     jitted = jax.jit(step, out_shardings=(placed, whole), donate_argnums=0)
-    for i in range(job.steps):
-        local = {name: values[i % BATCHES] for name, values in train.items()}
-        params, value = jitted(params, hostmesh.to_global(local, mesh, by_row))
-        _tell(loss=float(hostmesh.to_local(value, numpy=True)))
+    batches = ({n: values[i % BATCHES] for n, values in train.items()} for i in range(job.steps))
+    with hostmesh.Feeder(batches, mesh, by_row, global_batch=rows) as feeder:
+        for batch in feeder:
+            params, value = jitted(params, batch)
+            _tell(loss=float(hostmesh.to_local(value, numpy=True)))
+        _tell(fed=feeder.stats().line())
 
-    test = hostmesh.to_global(_own_test_rows(job, topology, process), mesh, by_row)
-    hits = jax.jit(correct, out_shardings=whole)(params, test)
-    _tell(correct=float(hostmesh.to_local(hits, numpy=True)))
+    test = _own_test_rows(job, topology, process)
+    hits = hostmesh.evaluate(is_right, [test], params, mesh=mesh, specs=by_row)
+    _tell(correct=int(hits.sum))
     _tell(milliseconds=_speed(mesh, len(own_rows(topology, topology.shape["data"], process))))
 
 
@@ -173,8 +174,7 @@ def alone(job: Job) -> None:
         params, value = jitted(params, {n: v[first : first + rows] for n, v in data.items()})
         _tell(loss=float(value))
     test = {name: jnp.asarray(values[BATCHES * rows :]) for name, values in data.items()}
-    test["weight"] = jnp.ones(len(test["label"]))
-    _tell(correct=float(jax.jit(correct)(params, test)))
+    _tell(correct=int(jax.jit(is_right)(params, test).sum()))
 
 
 def _open(job: Job) -> dict[str, npt.NDArray[Any]]:
@@ -185,12 +185,11 @@ def _open(job: Job) -> dict[str, npt.NDArray[Any]]:
 def _own_test_rows(
     job: Job, topology: hostmesh.Topology, process: int
 ) -> dict[str, npt.NDArray[Any]]:
-    """This process's test rows. Rows that the chunks need beyond the data have weight 0."""
+    """This process's test rows: fewer than its chunks have room for where the data ends."""
     data, first = _open(job), BATCHES * job.batch()
     rows, chunks = len(data["label"]) - first, topology.shape["data"]
     own = own_rows(topology, -(-rows // chunks) * chunks, process)
-    test = {name: values[first + own.clip(max=rows - 1)] for name, values in data.items()}
-    return {**test, "weight": (own < rows).astype(np.float32)}
+    return {name: values[first + own[own < rows]] for name, values in data.items()}
 
 
 def _speed(mesh: Mesh, chunks: int) -> dict[str, float]:

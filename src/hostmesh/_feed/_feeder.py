@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import dataclasses
 import functools
-import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,25 +16,20 @@ import jax
 import msgpack
 from jax.sharding import Mesh
 
-from .. import _jax, _spec, _values
-from .._config import config
-from .._convert import mesh_for, processes_of, sharding_for
-from .._coordination import agree, call_site
-from .._errors import DivergenceError, FeedError, SpecError, StragglerError, build
+from .._convert import sharding_for
+from .._coordination import agree
+from .._errors import DivergenceError, FeedError, StragglerError, build
 from .._packing import pack
 from .._recipes import mesh_of
-from .._topology import Topology
 from .._trees import Tree
-from .._verdict import Call
 from ._ends import Ends, Outcome
 from ._lines import Line
-from ._pipeline import Options, Pipeline, Ready
-from ._ragged import PadTo, parse
-from ._rows import rows_of
+from ._options import prepared
+from ._pipeline import Pipeline, Ready
+from ._ragged import PadTo
 from ._source import Reader
 from ._stats import FeederStats, Times
 from ._stats import Line as ProgressLine
-from ._template import Layout
 
 _JOIN = 5.0  # seconds that `close` waits for its threads
 
@@ -60,9 +54,9 @@ class Feeder(Iterator[Any]):
 
     Args:
       source: an iterable of pytrees whose leaves have a row for each example: NumPy arrays,
-        `jax.Array`s, PyTorch tensors, lists of numbers. The rows of process p fill its chunks of
+        `jax.Array`s, PyTorch tensors, lists of numbers. The rows of a process fill its chunks of
         the batch axis, in ascending order; along other dimensions that the spec cuts, it passes its
-        own chunks, as in `to_global`.
+        own chunks, as in `to_global`. `data_shard` and `ShardedSampler` tell which these are.
       mesh: the mesh; `None` takes that of the context, as in `to_global`.
       specs: a `PartitionSpec` or `NamedSharding` for all leaves, or a prefix pytree of them. All
         cut their first dimension, the batch axis, alike.
@@ -127,51 +121,11 @@ class Feeder(Iterator[Any]):
         progress: bool = False,
         timeout: float | None = None,
     ) -> None:
-        _require(ends in ("drop", "pad", "error"), f"ends={ends!r}", "'drop', 'pad' or 'error'")
-        _require(
-            check in ("first", "always", None), f"check={check!r}", "'first', 'always' or None"
-        )
-        _require(prefetch >= 0, f"prefetch={prefetch}", "a number of batches, 0 or more")
-        _require(buffers is None or buffers > 0, f"buffers={buffers}", "a number above 0")
         self._source = source
-        self._mesh = mesh_for(mesh, jax.tree.leaves(specs), "Feeder")
-        topology, axes = _batch_axis(self._mesh, specs)
-        members = processes_of(self._mesh, specs)
-        me = jax.process_index()
-        _require(
-            me in members,
-            f"a mesh of {topology.who()} on process {me}",
-            "one with devices of every process that makes the feeder",
+        self._options, self._layout = prepared(
+            mesh, specs, prefetch, ends, global_batch, transform, check, buffers, pad_to, timeout
         )
-        one = rows_of(topology, axes, members, 1)
-        held = len(one.held[members.index(me)])
-        chunk_rows = None if global_batch is None else -(-global_batch // one.count)
-        if global_batch is not None:
-            _require(
-                global_batch > 0 and (ends == "pad" or global_batch % one.count == 0),
-                f"global_batch={global_batch}, ends={ends!r}",
-                f"a multiple of the {one.count} chunks of the batch axis, or any with ends='pad'",
-            )
-        waits = config.timeout if timeout is None else timeout
-        what = f"Feeder(ends={ends!r}, global_batch={global_batch}, check={check!r})"
-        self._options = Options(
-            # On public names alone a round is a collective, and these are the main thread's.
-            prefetch=prefetch if len(members) == 1 or _jax.store() is not None else 0,
-            ends=ends,
-            chunk_rows=chunk_rows,
-            check=check,
-            buffers=buffers,
-            transform=transform,
-            timeout=math.inf if timeout is None and len(members) == 1 else waits,
-            topology=topology,
-            members=members,
-            call=Call(what, call_site()),
-        )
-        self._layout = Layout(
-            self._mesh, specs, axes, held, one.count, parse(pad_to), _values.x64_enabled()
-        )
-        self._local_rows = None if chunk_rows is None else held * chunk_rows
-        self._progress = progress and members[0] == me
+        self._progress = progress and self._options.members[0] == jax.process_index()
         self._line: ProgressLine | None = None
         self._pipeline: Pipeline | None = None
         self._channel: Line | None = None
@@ -214,14 +168,20 @@ class Feeder(Iterator[Any]):
         return _handed_out(ready)
 
     def _start(self) -> Pipeline:
-        reader = Reader(self._source, self._local_rows)
-        resume, self._resume = self._resume, None
-        first = 0
-        self._state = reader.state()
-        if resume is not None:
-            first = _resumed(reader, resume, self._options.members)
-            self._state = reader.state()
         line, self._channel = self._channel, None
+        first = self._batches
+        try:
+            reader = Reader(self._source, self._local_rows())
+            resume, self._resume = self._resume, None
+            if resume is not None and not reader.restore(resume["source"]):
+                for _ in range(first):  # read and dropped, up to there
+                    next(reader.iterator, None)
+            self._state = reader.state()
+        except BaseException as error:
+            self._ended = True
+            if line is not None:
+                line.leave(self._options.call, f"{type(error).__name__}: {str(error)[:2000]}")
+            raise
         pipeline = Pipeline(reader, self._layout, self._options, line, first, self._times)
         # The threads know the pipeline and not the feeder: who drops the feeder ends them.
         self._finalizer = weakref.finalize(self, pipeline.stop, "its feeder was dropped")
@@ -233,6 +193,11 @@ class Feeder(Iterator[Any]):
         self._pipeline = pipeline
         self._began = time.perf_counter()
         return pipeline
+
+    def _local_rows(self) -> int | None:
+        """Rows of this process in a batch, where `global_batch` says."""
+        each = self._options.chunk_rows
+        return None if each is None else each * self._layout.held
 
     def _end(self, outcome: Outcome, pipeline: Pipeline) -> None:
         self._ended = True
@@ -257,6 +222,7 @@ class Feeder(Iterator[Any]):
 
     def _stop(self, why: str, seconds: float = _JOIN) -> None:
         if self._line is not None:
+            self._line.show(self.stats().line())
             self._line.end()
             self._line = None
         if (pipeline := self._pipeline) is not None:
@@ -304,8 +270,6 @@ class Feeder(Iterator[Any]):
             "processes": len(self._options.members),
             "source": self._state,
         }
-        if self._pipeline is None and self._resume is not None:
-            state = dict(self._resume)
         try:
             msgpack.packb(state)
         except (TypeError, ValueError, OverflowError) as error:
@@ -340,16 +304,24 @@ class Feeder(Iterator[Any]):
                 rule="which examples a process reads next depends on their number",
                 advice="pass source=, one that begins with example state['examples'] of all",
             )
+        read_once = isinstance(self._source, Iterator) and state["source"] is None
+        if source is None and self._began is not None and read_once:
+            raise build(
+                FeedError,
+                where=f"Feeder.restore on process {jax.process_index()}",
+                given=f"a {type(self._source).__name__} of which batches have been read",
+                rule="what can be read only once cannot go back",
+                advice="pass source=, or make a new feeder",
+            )
         if self._pipeline is not None:
             self._stop("restored another state")
         self._error = None
         self._begin_anew()
         self._batches, self._examples = state["batches"], state["examples"]
-        self._state = state["source"]
-        self._resume = dict(state)
-        if source is not None:
-            self._source = source
-            self._resume["source"] = self._resume["batches"] = None
+        if source is None:
+            self._state, self._resume = state["source"], dict(state)
+        else:
+            self._source, self._resume = source, None
 
     def stats(self, *, everywhere: bool = False) -> FeederStats:
         """Where the time goes, and how fast it is.
@@ -386,7 +358,7 @@ class Feeder(Iterator[Any]):
     def mesh(self) -> Mesh:
         """The mesh of the batches."""
         leaf = jax.tree.leaves(self._layout.specs)[0]
-        return mesh_of(sharding_for(self._mesh, leaf))
+        return mesh_of(sharding_for(self._layout.mesh, leaf))
 
     @property
     def ends(self) -> Ends:
@@ -410,44 +382,6 @@ class Feeder(Iterator[Any]):
 
 def _handed_out(ready: Ready) -> Any:
     return ready.data if ready.mask is None else Padded(ready.data, ready.mask)
-
-
-def _resumed(reader: Reader, state: Mapping[str, Any], members: tuple[int, ...]) -> int:
-    """Has a source go on from a state; the number of the next batch."""
-    done = state["batches"]
-    if done is None:  # a source that begins there
-        return 0
-    if not reader.restore(state["source"]):
-        for _ in range(done):
-            next(reader.iterator, None)
-    return done
-
-
-def _batch_axis(mesh: Mesh | None, specs: Tree) -> tuple[Topology, tuple[str, ...]]:
-    """The topology and the mesh axes that cut the batch axis, of all specs alike."""
-    found: set[tuple[Topology, tuple[str, ...]]] = set()
-    for spec in jax.tree.leaves(specs, is_leaf=lambda x: x is None):
-        sharding = sharding_for(mesh, spec)
-        topology = Topology.from_mesh(mesh_of(sharding))
-        cut = _spec.normalize(topology, sharding.spec, max(1, len(sharding.spec)))
-        found.add((topology, cut[0]))
-    _require(
-        len(found) == 1,
-        f"specs that cut the first dimension by {sorted(axes for _, axes in found)}",
-        "specs of one mesh, which cut the batch axis, the first of all leaves, alike",
-    )
-    return found.pop()
-
-
-def _require(holds: bool, given: str, rule: str) -> None:
-    if not holds:
-        raise build(
-            SpecError,
-            where=f"Feeder on process {jax.process_index()}",
-            given=given,
-            rule=f"it takes {rule}",
-            advice="correct it",
-        )
 
 
 _running: weakref.WeakSet[Pipeline] = weakref.WeakSet()

@@ -17,17 +17,16 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
 from .. import _rounds
-from .._topology import Topology
 from .._trees import Tree
-from .._verdict import Call
 from . import _alike
-from ._ends import Agreed, Ends, Outcome, Post, Then, decide
+from ._ends import Agreed, Outcome, Post, Then, decide
 from ._lines import Line
+from ._options import Options
 from ._rows import Rows, rows_of
 from ._source import Reader
 from ._stats import Times
@@ -38,22 +37,6 @@ _MOST_AHEAD, _BYTES_AHEAD = 64, 8 * 2**20
 _NEVER = 1e9
 # Who waits for others lets those speak first who wait for their own source.
 _GRACE = 1.0
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a feeder was asked for."""
-
-    prefetch: int
-    ends: Ends
-    chunk_rows: int | None
-    check: Literal["first", "always"] | None
-    buffers: int | None
-    transform: Callable[[Any], Any] | None
-    timeout: float
-    topology: Topology
-    members: tuple[int, ...]
-    call: Call
 
 
 @dataclass(frozen=True)
@@ -146,7 +129,7 @@ class Pipeline:
     def join(self, seconds: float) -> None:
         """Waits for the threads; a source that hangs keeps its own beyond that."""
         deadline = time.monotonic() + seconds
-        for thread in self._threads:
+        for thread in reversed(self._threads):  # the one that calls the runtime first
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
         if not any(thread.is_alive() for thread in self._threads[:1]):
