@@ -359,6 +359,8 @@ def test_many_feeders_leave_nothing_in_the_store() -> None:
     store = _jax.store()
     assert store is not None
     mesh = Mesh(jax.devices(), "x")
+    hm.barrier("begin")
+    channels = len(_rounds._channels)  # this process has run other tests
     sizes: list[int] = []
     for number in range(12):
         feeder = hm.Feeder([np.arange(2) + 2 * me] * 3, mesh, P("x"), prefetch=number % 3)
@@ -367,7 +369,7 @@ def test_many_feeders_leave_nothing_in_the_store() -> None:
         sizes.append(len(store.list("hostmesh/")))
         hm.barrier("all counted")
     assert max(sizes[4:]) <= max(sizes[:4]) + 4, sizes
-    assert len(_rounds._channels) < 8
+    assert len(_rounds._channels) <= channels
 
 
 @pytest.mark.multiprocess(processes=4, devices=2)
@@ -601,8 +603,9 @@ def test_devices_hold_a_few_batches(prefetch: int) -> None:
 
 def test_ctrl_c_in_the_step_and_in_next() -> None:
     program = """
-import sys, time, jax, numpy as np, hostmesh as hm
+import signal, sys, time, jax, numpy as np, hostmesh as hm
 from jax.sharding import Mesh, PartitionSpec as P
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where pytest runs with it ignored
 def source():
     for number in range(100):
         time.sleep(30 * (number == 3 and sys.argv[1] == "next"))
