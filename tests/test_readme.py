@@ -49,7 +49,9 @@ def test_conversion_on_an_interleaved_mesh(tmp_path: Path) -> None:
 
 def test_feeding_uneven_processes(tmp_path: Path) -> None:
     lines = hostmesh_run(tmp_path, FEED, ["-n", "4", "-d", "2", "example.py"])
-    assert lines == [f"[{process}] 86 86 3" for process in range(4)]
+    # Gloo writes to standard output as well when it connects, perhaps between these lines.
+    lines = [line for line in lines if line.endswith("86 86 3")]
+    assert [line[:3] for line in lines] == [f"[{process}]" for process in range(4)]
 
 
 def test_plan() -> None:
