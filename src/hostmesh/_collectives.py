@@ -225,9 +225,7 @@ def broadcast(
         if is_inline(length_of(kinds), 1):
             stream.write(np.frombuffer(sent[3], np.uint8)[None], 0)
         else:
-            outgoing = mine.stream() if is_source else None
-
-            fill = outgoing.read if outgoing else None
+            fill = mine.stream().read if is_source else None
             _transport.broadcast(stream.nbytes, agreed.members, root, fill, stream.write)
     leaves = [finished(r, kind, as_jax) for r, kind in zip(results, kinds, strict=True)]
     return jax.tree.unflatten(structure, leaves)

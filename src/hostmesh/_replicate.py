@@ -135,14 +135,13 @@ def _from_source(
         if not is_source:
             arrays = [_staging.buffer(kind.shape, np.dtype(kind.dtype)) for kind in kinds]
         nbytes = length_of(kinds)
-        inlined = is_inline(nbytes, 1)
-        stream = Stream([array[None] for array in arrays], rows=1)
-        if not inlined and is_source:
-            _transport.broadcast(nbytes, members, root, Stream(arrays).read, _transport.ignore)
-        elif not inlined:
-            _transport.broadcast(nbytes, members, root, None, stream.write)
-        elif not is_source:
-            stream.write(np.frombuffer(inline, np.uint8)[None], 0)
+        fill, take = None, Stream([array[None] for array in arrays], rows=1).write
+        if is_source:
+            fill, take = Stream(arrays).read, _transport.ignore
+        if is_inline(nbytes, 1):
+            take(np.frombuffer(inline, np.uint8)[None], 0)
+        else:
+            _transport.broadcast(nbytes, members, root, fill, take)
     placed = [place(kind, array) for kind, array in zip(kinds, arrays, strict=True)]
     return jax.tree.unflatten(structure, placed)
 

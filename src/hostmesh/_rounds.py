@@ -136,7 +136,7 @@ def hold_round(
             return Verdict("agreed")
         post.met = True
     verdict = _posted(here, channel, post, moves)
-    if post.met or verdict.met or verdict.kind != "agreed":
+    if verdict.met or verdict.kind != "agreed":  # as all read it, also who came to no meeting
         channel.failed = channel.round
     return verdict
 
