@@ -628,6 +628,28 @@ for number, batch in enumerate(hm.Feeder(source(), Mesh(jax.devices()[:1], "x"),
         assert errors.decode().rstrip().endswith("KeyboardInterrupt")
 
 
+def test_a_program_waits_for_the_thread_that_drops_the_last_of_a_feeder() -> None:
+    # An array that a thread drops while the interpreter is being taken down aborts the process.
+    program = """
+import os, time, jax, numpy as np, hostmesh as hm
+from jax.sharding import Mesh, PartitionSpec as P
+class Source:
+    def __iter__(self):
+        return self
+    def __next__(self):
+        return np.ones(4)
+    def __del__(self):
+        time.sleep(1)
+        os.write(1, b"dropped")
+feeder = hm.Feeder(Source(), Mesh(jax.devices()[:1], "x"), P("x"))
+next(feeder)
+del feeder
+time.sleep(0.3)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, b"dropped"), done.stderr.decode()
+
+
 def test_a_process_that_ends_without_a_word_is_named(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("""

@@ -25,7 +25,7 @@ from .._trees import Tree
 from ._ends import Ends, Outcome
 from ._lines import Line
 from ._options import prepared
-from ._pipeline import Pipeline, Ready
+from ._pipeline import Pipeline, Ready, threads
 from ._ragged import PadTo
 from ._source import Reader
 from ._stats import FeederStats, Times
@@ -396,7 +396,10 @@ def _arrange_end() -> None:
 
 def _end_all() -> None:
     """Before JAX takes its coordination service down, which threads may be waiting in."""
+    deadline = time.monotonic() + _JOIN
     for pipeline in list(_running):
         with contextlib.suppress(Exception):
             pipeline.stop("its program ended")
-            pipeline.join(_JOIN)
+            pipeline.join(deadline - time.monotonic())
+    for thread in list(threads):  # whose pipelines are gone already
+        thread.join(max(0.0, deadline - time.monotonic()))

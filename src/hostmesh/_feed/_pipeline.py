@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,6 +38,10 @@ _MOST_AHEAD, _BYTES_AHEAD = 64, 8 * 2**20
 _NEVER = 1e9
 # Who waits for others lets those speak first who wait for their own source.
 _GRACE = 1.0
+
+
+# All that have not ended: one outlives its pipeline while it drops the last of its arrays.
+threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,7 @@ class Pipeline:
         for name, work in (("read", self._read_all), ("feed", self._agree_and_convert)):
             thread = threading.Thread(target=work, name=f"hostmesh-{name}", daemon=True)
             self._threads.append(thread)
+            threads.add(thread)
             thread.start()
 
     @property
