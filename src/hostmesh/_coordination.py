@@ -182,7 +182,7 @@ def agree(
     wait = config.timeout if timeout is None else timeout
     shared = _own_channel(members)
     with shared.lock:
-        verdict = _rounds.hold_round(shared, call, data, wait, moves)
+        verdict = _rounds.hold_round(shared, call, data, _rounds.patience_of(wait), moves)
     if verdict.kind == "agreed":
         return Agreement(members, verdict.data or (b"",) * len(members), verdict.ticket)
     kind, advice = _ERRORS[verdict.kind]

@@ -327,4 +327,4 @@ class Stream:
 
 
 def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    return _staging.round_up(nbytes, _ALIGNMENT)

@@ -38,7 +38,6 @@ _SLICE = 1.0
 # After the first, shorter slice an inner node says that it has come.
 _FIRST_SLICE = 0.2
 _GRACE = 0.5
-_SHORT_SLICE = 0.1  # where this process may leave the round
 # The root deletes that many rounds at a time.
 _BLOCK = 16
 # Up to as many posts that are still awaited are read one by one.
@@ -67,15 +66,22 @@ class Channel:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a round is waited for, where that is not known when it begins.
+    """How long a round is waited for; it need not be known when the round begins.
 
     `left` tells the seconds that are left, of `limit` in all; `gone` why this process leaves the
-    round, or "": the round has then failed, for the others too.
+    round, or "": the round has then failed, for the others too. Both are asked each `slice` seconds.
     """
 
     limit: float
     left: Callable[[], float]
     gone: Callable[[], str]
+    slice: float = 0.1
+
+
+def patience_of(seconds: float) -> Patience:
+    """The patience of a time that is known."""
+    deadline = time.monotonic() + seconds
+    return Patience(seconds, lambda: deadline - time.monotonic(), lambda: "", _SLICE)
 
 
 _channels: dict[tuple[str, tuple[int, ...]], Channel] = {}
@@ -120,16 +126,15 @@ def hold_round(
     channel: Channel,
     call: Call,
     data: bytes | None,
-    timeout: float | Patience,
+    patience: Patience,
     moves: bool,
 ) -> Verdict:
     """Holds the next round of a channel; `data` is `None` where no process gives any."""
     post = Post({call: [channel.rank]}, {channel.rank: data} if data else {})
     store = _jax.store()
     if store is None:
-        limit = timeout.limit if isinstance(timeout, Patience) else timeout
-        return _without_store(channel, post, limit)
-    here = _Round(store, channel, call, timeout)
+        return _without_store(channel, post, patience.limit)
+    here = _Round(store, channel, call, patience)
     channel.round += 1
     if data is None and not moves and (name := here.meeting()):
         if store.meet(name, _MEETING, channel.members):
@@ -157,14 +162,11 @@ def _posted(here: _Round, channel: Channel, post: Post, moves: bool) -> Verdict:
 class _Round:
     """One process's part in one round, on the store."""
 
-    def __init__(
-        self, store: _jax.Store, channel: Channel, call: Call, timeout: float | Patience = 0.0
-    ) -> None:
+    def __init__(self, store: _jax.Store, channel: Channel, call: Call, patience: Patience) -> None:
         self._store = store
         self._channel = channel
         self._call = call
-        self._patience = timeout if isinstance(timeout, Patience) else _fixed(timeout)
-        self._slice = _SHORT_SLICE if isinstance(timeout, Patience) else _SLICE
+        self._patience = patience
         self._block = channel.round // _BLOCK
         self._folder = f"{channel.folder}{self._block}/{channel.round}/"
         self._verdict = f"{self._folder}verdict"
@@ -210,7 +212,7 @@ class _Round:
                     self._store.set_once(
                         f"{self._folder}in/-/{self._channel.rank}", self._presence()
                     )
-                slice_ = self._slice
+                slice_ = self._patience.slice
                 continue
             arrived = {first: message}
             if len(awaited) > _FEW:  # most of the others have come as well: one message for all
@@ -250,7 +252,7 @@ class _Round:
         while (remaining := self._left() + grace) > 0:
             if self._patience.gone():
                 return self.settle(self._left_by_this())
-            message = self._store.get(self._verdict, min(remaining, self._slice))
+            message = self._store.get(self._verdict, min(remaining, self._patience.slice))
             if message is not None:
                 return Verdict.unpacked(message)
         return self.settle(self._left_by_this() if self._patience.gone() else self._late())
@@ -276,11 +278,6 @@ class _Round:
             f"{name_processes(absent)} did not come within {self._patience.limit:g} s"
             f"{_seen_elsewhere(self._store, set(absent))}; came: {where}",
         )
-
-
-def _fixed(timeout: float) -> Patience:
-    deadline = time.monotonic() + timeout
-    return Patience(timeout, lambda: deadline - time.monotonic(), lambda: "")
 
 
 def _seen_elsewhere(store: _jax.Store, absent: set[int]) -> str:
@@ -309,7 +306,7 @@ def post_failure(channel: Channel, call: Call) -> None:
     if store is None:
         _without_store(channel, post, config.timeout)
         return
-    here = _Round(store, channel, call)
+    here = _Round(store, channel, call, patience_of(0.0))  # it waits for nothing
     channel.round += 1
     channel.failed = channel.round
     here.open()

@@ -65,8 +65,12 @@ class _Pool:
 
 def _size_class(nbytes: int) -> int:
     """`nbytes` rounded up by at most an eighth, so that nearly equal sizes share buffers."""
-    step = max(4096, 1 << max(0, nbytes.bit_length() - 4))
-    return -(-nbytes // step) * step
+    return round_up(nbytes, max(4096, 1 << max(0, nbytes.bit_length() - 4)))
+
+
+def round_up(number: int, step: int) -> int:
+    """The smallest multiple of `step` that is not below `number`."""
+    return -(-number // step) * step
 
 
 def _aligned(nbytes: int) -> Buffer:
@@ -94,7 +98,7 @@ def buffers(
     Many small arrays cost the page faults of one large one. Whoever holds one holds its block.
     """
     sizes = [math.prod(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True)]
-    small = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes if size < POOLED_BYTES)
+    small = sum(round_up(size, ALIGNMENT) for size in sizes if size < POOLED_BYTES)
     block, used = np.empty(0, np.uint8), 0
     found: list[npt.NDArray[Any]] = []
     for shape, dtype, size in zip(shapes, dtypes, sizes, strict=True):
@@ -104,8 +108,8 @@ def buffers(
                 continue
             block, used = _POOL.lease(min(small, _BLOCK_BYTES)), 0
         found.append(np.ndarray(shape, dtype, buffer=block, offset=used))
-        step = -(-size // ALIGNMENT) * ALIGNMENT
-        used, small = used + step, small - step
+        taken = round_up(size, ALIGNMENT)
+        used, small = used + taken, small - taken
     return found
 
 

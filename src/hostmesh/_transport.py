@@ -48,7 +48,7 @@ def parts(nbytes: int, largest: int) -> Iterator[tuple[int, int]]:
     while nbytes > 0:
         length = nbytes if nbytes <= largest * 3 // 2 else largest
         step = max(_SMALLEST, 1 << (length - 1).bit_length()) // 8
-        yield length, max(_SMALLEST, -(-length // step) * step)
+        yield length, max(_SMALLEST, _staging.round_up(length, step))
         nbytes -= length
 
 

@@ -36,7 +36,7 @@ class Options:
     prefetch: int
     ends: Ends
     chunk_rows: int | None
-    check: Literal["first", "always"] | None
+    check: Check
     buffers: int | None
     transform: Callable[[Any], Any] | None
     timeout: float
@@ -82,7 +82,8 @@ def prepared(
         )
     waits = config.timeout if timeout is None else timeout
     words = [sharding_in_words(sharding_for(mesh, spec)) for spec in jax.tree.leaves(specs)]
-    alike = xxhash.xxh3_64_hexdigest(f"{words} {sorted(parse(pad_to).items())}".encode())[:8]
+    padded = parse(pad_to)
+    alike = xxhash.xxh3_64_hexdigest(f"{words} {sorted(padded.items())}".encode())[:8]
     what = f"Feeder(ends={ends!r}, global_batch={global_batch}, check={check!r}, layout {alike})"
     options = Options(
         # On public names alone a round is a collective, and these are the main thread's.
@@ -97,7 +98,7 @@ def prepared(
         members=members,
         call=Call(what, call_site()),
     )
-    layout = Layout(mesh, specs, axes, held, one.count, parse(pad_to), _values.x64_enabled())
+    layout = Layout(mesh, specs, axes, held, one.count, padded, _values.x64_enabled())
     return options, layout
 
 
