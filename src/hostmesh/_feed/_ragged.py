@@ -62,7 +62,7 @@ def fitting(sizes: Sequence[int], needed: int, where: str) -> int:
     )
 
 
-class Rows(list[Any]):
+class Examples(list[Any]):
     """Examples of different shapes, which make one leaf."""
 
 
@@ -70,7 +70,7 @@ def gathered(batch: Any, names: Mapping[str, Axes]) -> Any:
     """The batch with lists of examples, where they are to be padded, each as one leaf."""
 
     def one(path: Any, node: Any) -> Any:
-        return Rows(node) if isinstance(node, list) and name_of(path) in names else node
+        return Examples(node) if isinstance(node, list) and name_of(path) in names else node
 
     return jax.tree_util.tree_map_with_path(one, batch, is_leaf=lambda x: isinstance(x, list))
 

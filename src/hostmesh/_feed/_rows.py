@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .._plan import plan
+from .._data_shard import data_shard
 from .._topology import Topology
 
 
@@ -59,7 +58,5 @@ def rows_of(
     topology: Topology, axes: tuple[str, ...], members: tuple[int, ...], chunk_rows: int
 ) -> Rows:
     """The rows of a batch axis that is cut by `axes`, with so many rows a chunk."""
-    count = math.prod(topology.shape[name] for name in axes)
-    one = plan(topology, (axes,), global_shape=(count * chunk_rows,))
-    held = tuple(tuple(chunk for (chunk,) in one.chunks(process)) for process in members)
-    return Rows(members, held, count, chunk_rows)
+    shards = [data_shard(topology, (axes,), process=process) for process in members]
+    return Rows(members, tuple(s.chunks for s in shards), shards[0].of_chunks, chunk_rows)

@@ -282,7 +282,7 @@ class Layout:
 
 
 def _is_leaf(node: object) -> bool:
-    return isinstance(node, _ragged.Rows) or is_number_list(node)
+    return isinstance(node, _ragged.Examples) or is_number_list(node)
 
 
 def _free(trailing: Sequence[int], axes: _ragged.Axes) -> tuple[int, ...]:
