@@ -23,6 +23,7 @@ from ._errors import FeedError as FeedError
 from ._errors import HostmeshError as HostmeshError
 from ._errors import ShapeError as ShapeError
 from ._errors import SpecError as SpecError
+from ._errors import StorageError as StorageError
 from ._errors import StragglerError as StragglerError
 from ._evaluate import Evaluation as Evaluation
 from ._evaluate import evaluate as evaluate

@@ -6,7 +6,8 @@
      ├── DivergenceError  (AssertionError)  processes that should agree do not
      ├── StragglerError   (TimeoutError)    a process did not come in time
      ├── ClusterError     (RuntimeError)    start-up, or a process of a cluster that failed
-     └── FeedError        (RuntimeError)    a data source failed, on this or another process
+     ├── FeedError        (RuntimeError)    a data source failed, on this or another process
+     └── StorageError     (OSError)         a file that cannot be read or written, or is malformed
 
 Every message has four parts, so that a reader who sees only the message can act on it: where
 (leaf and process), what was given, the rule with its numbers, and what to do.
@@ -43,6 +44,10 @@ class ClusterError(HostmeshError, RuntimeError):
 
 class FeedError(HostmeshError, RuntimeError):
     """A data source failed or ended, on this process or on another."""
+
+
+class StorageError(HostmeshError, OSError):
+    """A file could not be read or written, or is not what its format says."""
 
 
 ErrorT = TypeVar("ErrorT", bound=HostmeshError)
