@@ -410,6 +410,7 @@ def test_a_long_collective_shows_how_far_it_is(
         assert lines[-1] == "hostmesh: between processes 0-3: 1 MiB, done"
 
 
+@pytest.mark.private_names
 @pytest.mark.multiprocess
 def test_the_thread_guard_is_respected() -> None:
     """Who holds it moves bytes; on another thread it is an error that all are told of."""

@@ -74,6 +74,7 @@ def test_the_tree_reaches_every_rank_once(count: int, fan_in: int) -> None:
         _rounds.FAN_IN = before
 
 
+@pytest.mark.private_names
 @EIGHT
 def test_a_tree_of_processes_that_come_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     import jax
@@ -116,6 +117,7 @@ def test_a_tree_of_processes_that_come_in_any_order(monkeypatch: pytest.MonkeyPa
     assert hm.allgather(me).tolist() == list(range(8))
 
 
+@pytest.mark.private_names
 @pytest.mark.multiprocess(processes=4, devices=1, timeout=60 + ROUNDS // 20)
 def test_rounds_leave_the_store_as_it_was() -> None:
     import jax
@@ -157,6 +159,7 @@ def test_rounds_leave_the_store_as_it_was() -> None:
     assert 4 <= len(left) <= 16 * 5, left
 
 
+@pytest.mark.private_names
 @pytest.mark.multiprocess(processes=4, devices=1)
 def test_calls_without_data_meet_and_post_only_where_that_fails() -> None:
     import jax

@@ -212,6 +212,7 @@ def test_a_block_among_some_processes(public: bool) -> None:
         hm.barrier("two go on", processes=[0, 2])
 
 
+@pytest.mark.private_names
 @pytest.mark.multiprocess
 def test_leaving_a_block_is_a_barrier_and_compared() -> None:
     me = jax.process_index()

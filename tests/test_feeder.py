@@ -259,6 +259,7 @@ def test_what_a_source_raises_comes_out_everywhere_in_order(public: bool) -> Non
     hm.barrier("all go on")
 
 
+@pytest.mark.private_names
 @pytest.mark.multiprocess(processes=4, devices=2)
 def test_a_source_that_hangs_is_named_everywhere_in_time() -> None:
     me = jax.process_index()
@@ -306,6 +307,7 @@ def test_a_pause_of_the_step_is_no_failure() -> None:
     assert number == 8
 
 
+@pytest.mark.private_names
 @pytest.mark.multiprocess(processes=4, devices=2)
 def test_who_closes_early_leaves_no_thread_and_nobody_hanging() -> None:
     me = jax.process_index()
@@ -351,6 +353,7 @@ def test_who_closes_early_leaves_no_thread_and_nobody_hanging() -> None:
     hm.barrier("all go on")
 
 
+@pytest.mark.private_names
 @pytest.mark.multiprocess(processes=4, devices=2)
 def test_many_feeders_leave_nothing_in_the_store() -> None:
     from hostmesh import _jax, _rounds
@@ -372,6 +375,7 @@ def test_many_feeders_leave_nothing_in_the_store() -> None:
     assert len(_rounds._channels) <= channels
 
 
+@pytest.mark.private_names
 @pytest.mark.multiprocess(processes=4, devices=2)
 def test_several_feeders_at_once_and_in_threads() -> None:
     me = jax.process_index()
@@ -650,6 +654,7 @@ time.sleep(0.3)
     assert (done.returncode, done.stdout) == (0, b"dropped"), done.stderr.decode()
 
 
+@pytest.mark.private_names
 def test_a_process_that_ends_without_a_word_is_named(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("""

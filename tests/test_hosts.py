@@ -70,6 +70,7 @@ def test_the_collectives_tests_pass_between_hosts():
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
+@pytest.mark.private_names
 def test_a_name_on_loopback_is_told_on_all_hosts_before_the_time_out(tmp_path: Path):
     program = tmp_path / "program.py"
     program.write_text(

@@ -101,6 +101,7 @@ def test_a_cluster_of_uneven_processes(tmp_path: Path):
     ]
 
 
+@pytest.mark.private_names
 @pytest.mark.parametrize("guilty", [0, 2])
 def test_who_raises_is_named_by_the_others_and_nobody_hangs(
     tmp_path: Path, guilty: int, monkeypatch: pytest.MonkeyPatch
@@ -127,6 +128,7 @@ def test_who_raises_is_named_by_the_others_and_nobody_hangs(
     assert sorted(says) == [f"[{p}] {text}" for p in range(3) if p != guilty]
 
 
+@pytest.mark.private_names
 def test_without_a_launcher_who_raises_is_named_with_its_traceback(tmp_path: Path):
     program = """
     import subprocess, sys
@@ -149,6 +151,7 @@ def test_without_a_launcher_who_raises_is_named_with_its_traceback(tmp_path: Pat
     assert mine[-1] == "ValueError: bad luck"
 
 
+@pytest.mark.private_names
 def test_who_is_waited_for_too_long_at_the_end_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -200,6 +203,7 @@ def test_slurm_is_left_to_jax(tmp_path: Path):
     ]
 
 
+@pytest.mark.private_names
 def test_a_cluster_that_jax_was_told_of_is_taken_as_it_is(tmp_path: Path):
     program = """
     names = ["COORDINATOR", "PROCESSES", "PROCESS"]
@@ -215,6 +219,7 @@ def test_a_cluster_that_jax_was_told_of_is_taken_as_it_is(tmp_path: Path):
     ]
 
 
+@pytest.mark.private_names
 def test_a_backend_that_is_up_is_traced_to_the_line_that_started_it(tmp_path: Path):
     (tmp_path / "helper.py").write_text("import jax\ndef count():\n    return len(jax.devices())\n")
     error = alone(
@@ -233,6 +238,7 @@ def test_a_backend_that_is_up_is_traced_to_the_line_that_started_it(tmp_path: Pa
     assert "rule:  a process joins its cluster before its first backend: 1 is up" in error
 
 
+@pytest.mark.private_names
 def test_a_backend_that_was_up_before_hostmesh_is_traced_to_modules(tmp_path: Path):
     (tmp_path / "innocent.py").write_text("import math\n")
     (tmp_path / "early.py").write_text("import jax.numpy as jnp\nTABLE = jnp.zeros(3)\n")
@@ -279,6 +285,7 @@ def test_one_process_may_be_asked_for_anywhere(bare: pytest.MonkeyPatch):
     assert (found.process, found.processes, found.detector) == (0, 1, "single process")
 
 
+@pytest.mark.private_names
 @pytest.mark.parametrize("missing", [("SLURM_STEP_NODELIST",), ("SLURM_PROCID", "SLURM_LOCALID")])
 def test_half_of_slurm_is_an_error_that_says_which_half(bare: pytest.MonkeyPatch, missing):
     present = [name for name in _initialize._SLURM if name not in missing]

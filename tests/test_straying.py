@@ -141,6 +141,7 @@ def test_order_missing_and_extra_calls() -> None:
     assert hm.allgather(me).tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.private_names
 @FOUR
 def test_late_and_failed_processes_are_named() -> None:
     import jax
@@ -221,6 +222,7 @@ def test_late_and_failed_processes_are_named() -> None:
     assert hm.allgather(me).tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.private_names
 @FOUR
 def test_subsets_and_threads() -> None:
     import jax
@@ -299,6 +301,7 @@ else:
 """
 
 
+@pytest.mark.private_names
 @pytest.mark.parametrize(
     "stray",
     [

@@ -15,6 +15,7 @@ ROUNDS = int(os.environ.get("HOSTMESH_TEST_ROUNDS", "75"))
 THREADS = 4
 
 
+@pytest.mark.private_names
 @pytest.mark.multiprocess(processes=4, devices=2, timeout=60 + ROUNDS // 5)
 def test_threads_never_pair_with_the_wrong_partner() -> None:
     import jax

@@ -74,14 +74,19 @@ def _live(devices: Sequence[Any]) -> dict[Any, int]:
     client = _jax.coordination_client()
     processes = sorted({device.process_index for device in devices})
     if client is None or jax.process_index() not in processes:
+        if jax.process_index() not in processes:
+            rule = f"none of them is of this process, {jax.process_index()}"
+        elif not jax.distributed.is_initialized():
+            rule = "JAX's distributed runtime is off"
+        else:
+            rule = "who lives is asked by private names of JAX, which are not there or not wanted"
         raise build(
             SpecError,
             where="live_devices",
             given=f"devices of processes {processes}",
-            rule="JAX's distributed runtime is off"
-            if client is None
-            else f"none of them is of this process, {jax.process_index()}",
-            advice="call hostmesh.initialize() first, and pass jax.devices()",
+            rule=rule,
+            advice="call hostmesh.initialize() first, and pass jax.devices();"
+            " HOSTMESH_PUBLIC_API=1 must not be set",
         )
     incarnations = client.get_live_nodes(processes)
     return {d: incarnations[d.process_index] for d in devices if d.process_index in incarnations}

@@ -21,7 +21,8 @@ class Line:
     def __init__(self, nbytes: int, members: tuple[int, ...]) -> None:
         self._nbytes = nbytes
         self._members = members
-        self._shows = config.progress and members[0] == jax.process_index()
+        shows = config.progress and nbytes >= _MIB  # less waits for processes, not for bytes
+        self._shows = shows and members[0] == jax.process_index()
         self._next = time.monotonic() + _INTERVAL
         self._shown = False
 

@@ -298,7 +298,8 @@ def test_wrong_options_are_told_on_collection(pytester, mark, told):
     result.stderr.fnmatch_lines([told])
 
 
-def test_a_suite_without_the_mark_loads_nothing(suite):
+def test_a_suite_without_the_mark_loads_nothing(suite, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # others load NumPy
     suite(
         """
         import sys
@@ -306,7 +307,8 @@ def test_a_suite_without_the_mark_loads_nothing(suite):
         def test_plain():
             assert "hostmesh_pytest" in sys.modules
             assert not {"hostmesh", "jax", "numpy"} & set(sys.modules)
-        """
+        """,
+        *("-p", "hostmesh_pytest"),
     ).assert_outcomes(passed=1)
 
 
