@@ -1,17 +1,31 @@
-"""allgather of 300 leaves of 64x32: at least 100x as fast as JAX's process_allgather."""
+"""allgather of 300 leaves of 64x32: at least 100x as fast as JAX's process_allgather.
+
+The second row is the bound: the same bytes by one compiled program, with no agreement or packing.
+"""
 
 from _between import in_a_row, main
 from _race import Contestants
 
 
 def contestants() -> Contestants:
+    import jax
     import numpy as np
     from jax.experimental import multihost_utils
 
     import hostmesh
+    from hostmesh import _transport
 
     leaves = [np.random.rand(64, 32).astype(np.float32) for _ in range(300)]
+    every = tuple(range(jax.process_count()))
+    nbytes = sum(leaf.nbytes for leaf in leaves)
+
+    def fill(part: np.ndarray, start: int) -> None:
+        part[...] = 1
+
     return {
+        "bytes alone": in_a_row(
+            3, lambda: _transport.allgather(nbytes, every, fill, _transport.ignore)
+        ),
         "JAX": in_a_row(3, lambda: multihost_utils.process_allgather(leaves)),
         "hostmesh": in_a_row(3, lambda: hostmesh.allgather(leaves)),
     }
