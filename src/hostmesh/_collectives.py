@@ -38,7 +38,7 @@ from ._packing import (
     empty,
     finished,
     is_inline,
-    length_of,
+    landing,
     pack,
     pack_kinds,
     parcel,
@@ -220,13 +220,13 @@ def broadcast(
         if None in heads and not sent[1]:
             raise unknown_types(name, agreed.members[heads.index(None)], sent[0])
         structure = structure_of(sent[1]) if tree is None else mine.structure
-        results = empty(kinds)
-        stream = Stream([r[None] for r in results], rows=1)
-        if is_inline(length_of(kinds), 1):
-            stream.write(np.frombuffer(sent[3], np.uint8)[None], 0)
+        results, stream = landing(kinds)
+        if is_inline(stream.nbytes, 1):
+            stream.write(np.frombuffer(sent[3], np.uint8), 0)
         else:
             fill = mine.stream().read if is_source else None
-            _transport.broadcast(stream.nbytes, agreed.members, root, fill, stream.write)
+            take = _transport.by_rank(lambda _, row, start: stream.write(row, start))
+            _transport.broadcast(stream.nbytes, agreed.members, root, fill, take)
     leaves = [finished(r, kind, as_jax) for r, kind in zip(results, kinds, strict=True)]
     return jax.tree.unflatten(structure, leaves)
 

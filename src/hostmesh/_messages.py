@@ -18,7 +18,7 @@ import numpy.typing as npt
 from . import _transport
 from ._coordination import Agreement, agree, members_of
 from ._errors import SpecError, build
-from ._packing import Bytes, Kind, Stream, empty, is_inline, pack, pack_kinds, unpack_kinds
+from ._packing import Bytes, Kind, Stream, is_inline, landing, pack, pack_kinds, unpack_kinds
 from ._verdict import name_processes
 
 _PREFIX = 8
@@ -52,8 +52,7 @@ class Incoming:
                 return
             kinds, self.body = msgpack.unpackb(self._head[_PREFIX : _PREFIX + length])
             self.kinds = unpack_kinds(kinds)
-            self.arrays = empty(self.kinds)
-            self._rest = Stream(self.arrays)
+            self.arrays, self._rest = landing(self.kinds)
             self._first = Stream([np.empty(_PREFIX + length, np.uint8)]).nbytes
             self._head = bytearray()
         self._rest.write(piece, start - self._first)

@@ -28,6 +28,8 @@ Bytes = npt.NDArray[np.uint8]
 # trip, and no program.
 INLINE = 2048
 _INLINE_TOGETHER = 64 * 1024
+# Arrays that come share blocks of up to this size: whoever holds one holds its block.
+_BLOCK_BYTES = 1024 * 1024
 # Leaves begin at multiples of this in a stream: the largest size of an element.
 _ALIGNMENT = 16
 
@@ -49,6 +51,11 @@ class Kind:
         return math.prod(self.shape) * self.numpy.itemsize
 
     @functools.cached_property
+    def padded(self) -> int:
+        """The length that it takes in a stream."""
+        return _aligned(self.nbytes)
+
+    @functools.cached_property
     def numpy(self) -> np.dtype[Any]:
         """The dtype in NumPy."""
         return np.dtype(self.dtype)
@@ -66,6 +73,28 @@ def empty(kinds: Sequence[Kind], lead: tuple[int, ...] = ()) -> list[npt.NDArray
     """New arrays for such leaves, or for several of each along new first axes."""
     shapes = [lead + kind.shape for kind in kinds]
     return _staging.buffers(shapes, [kind.numpy for kind in kinds])
+
+
+def landing(kinds: Sequence[Kind]) -> tuple[list[npt.NDArray[Any]], Stream]:
+    """New arrays for such leaves, and their stream.
+
+    Small ones that follow each other share a block of memory, in which they lie as in the stream.
+    """
+    arrays: list[npt.NDArray[Any]] = []
+    spans: list[npt.NDArray[Any]] = []
+    start = 0
+    while start < len(kinds):
+        stop, size = start + 1, kinds[start].padded
+        while stop < len(kinds) and size + kinds[stop].padded <= _BLOCK_BYTES:
+            size += kinds[stop].padded
+            stop += 1
+        spans.append(block := _staging.buffer((size,), np.dtype(np.uint8)))
+        place = 0
+        for kind in kinds[start:stop]:
+            arrays.append(np.ndarray(kind.shape, kind.numpy, block, place))
+            place += kind.padded
+        start = stop
+    return arrays, Stream(spans)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -233,7 +262,7 @@ def pack(value: object) -> bytes:
 
 def length_of(kinds: Sequence[Kind]) -> int:
     """The length of a stream of such leaves."""
-    return sum(_aligned(kind.nbytes) for kind in kinds)
+    return sum(kind.padded for kind in kinds)
 
 
 def rows_of(messages: Sequence[bytes]) -> Bytes:
