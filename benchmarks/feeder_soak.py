@@ -8,7 +8,11 @@ PROCESSES, DEVICES = 4, 1
 
 
 def soak(steps: int) -> list[tuple[int, float, int, int, float]]:
-    """In every process: step, MiB resident, threads, keys in the store, seconds, at some steps."""
+    """In every process, at some steps: step, MiB resident, threads, keys, seconds.
+
+    Keys are the most that the store held at any look since the step before: blocks of rounds are
+    deleted at once.
+    """
     import threading
     import time
     from pathlib import Path
@@ -38,12 +42,15 @@ def soak(steps: int) -> list[tuple[int, float, int, int, float]]:
     notes: list[tuple[int, float, int, int, float]] = []
     began = time.monotonic()
     looks = {1000, *(range(0, steps, max(1, steps // 10))), steps - 1}
+    most = 0
     for number, (batch, mask) in enumerate(hm.Feeder(source(), mesh, P("x"), ends="pad")):
         step(batch, mask).block_until_ready()
+        if number in looks or number % 97 == 0:
+            most = max(most, len(store.list("hostmesh/")))
         if number in looks:
-            keys = len(store.list("hostmesh/"))
             spent = time.monotonic() - began
-            notes.append((number, resident(), threading.active_count(), keys, spent))
+            notes.append((number, resident(), threading.active_count(), most, spent))
+            most = 0
     return notes
 
 
