@@ -116,7 +116,6 @@ def test_datasets() -> None:
         next(hm.Feeder(made, mesh, P("x")))
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="needs the extra torch")
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch, of a gigabyte, is not installed")
 @pytest.mark.multiprocess(processes=4, devices=2, timeout=120)
 def test_pytorch() -> None:
@@ -142,6 +141,37 @@ def test_pytorch() -> None:
     tensor = torch.ones(4, 2, requires_grad=True)
     (batch,) = hm.Feeder([tensor + jax.process_index()], Mesh(jax.devices(), "x"), P("x"))
     assert batch.shape == (16, 2)
+
+
+@pytest.mark.skipif(find_spec("torchdata") is None, reason="torchdata is not installed")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's own call
+@pytest.mark.multiprocess(processes=4, devices=2, timeout=120)
+def test_torchdata_goes_on_by_its_own_state() -> None:
+    import torch
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    data = [{"id": torch.tensor(i)} for i in mine(24)]
+
+    def make() -> Any:
+        return StatefulDataLoader(data, batch_size=4)
+
+    check_resume(make)
+    with hm.Feeder(make(), Mesh(jax.devices(), "x"), P("x")) as feeder:
+        state = next(feeder) and feeder.state()
+    assert state["source"] is not None
+
+
+@pytest.mark.skipif(find_spec("tensorflow") is None, reason="tensorflow is not installed")
+@pytest.mark.multiprocess(processes=4, devices=2, timeout=120)
+def test_tf_data() -> None:
+    import tensorflow
+
+    def make() -> Any:
+        ids = tensorflow.data.Dataset.from_tensor_slices({"id": mine(24)})
+        return ids.shuffle(24, seed=3).batch(4, drop_remainder=True)
+
+    check_resume(lambda: make().as_numpy_iterator())
+    check_resume(make)
 
 
 def test_no_package_of_loaders_is_imported_unless_used() -> None:
