@@ -38,12 +38,14 @@ from ._packing import (
     empty,
     finished,
     is_inline,
+    joined,
     landing,
     pack,
     pack_kinds,
     parcel,
     plain_structure,
     rows_of,
+    side_by_side,
     structure_of,
     unpack_kinds,
 )
@@ -122,7 +124,7 @@ def _gathered(
         members = members_of(processes, name)
         keepers = members if to is None else (members[rank_of(to, processes, name)],)
         globals_ = _whole.Gathering(mine.globals, members, keepers, name)
-        stream = Stream([*mine.arrays, *globals_.outgoing()])
+        arrays = [*mine.arrays, *globals_.outgoing()]
     compared = mine.kinds
     if tiled:
         compared = tuple(Kind(kind.dtype, kind.shape[1:], kind.key) for kind in mine.kinds)
@@ -130,7 +132,7 @@ def _gathered(
     longest = mine.nbytes + globals_.longest  # equal on all, unless tiled
     inline = is_inline(longest, len(members)) and not tiled
     sizes = pack([kind.shape[0] for kind in mine.kinds]) if tiled else b""
-    data = stream.tobytes().ljust(longest, b"\0") if inline else sizes
+    data = joined(arrays).ljust(longest, b"\0") if inline else sizes
     agreed = agree(what, data=data, moves=not inline, timeout=timeout, processes=processes)
     keeps = jax.process_index() in keepers
     results, take = list[HostArray](), _transport.ignore
@@ -138,6 +140,8 @@ def _gathered(
         results, pieces = _tiled_results(mine, agreed)
         longest = max(Stream(piece).nbytes for piece in pieces) + globals_.longest
         take = _taker(pieces, globals_)
+    elif keeps and inline and not mine.globals:
+        results = side_by_side(rows_of(agreed.data), mine.kinds)
     elif keeps:
         results = empty(mine.kinds, (len(members),))
         if mine.globals:
@@ -149,7 +153,7 @@ def _gathered(
         take(rows_of(agreed.data), 0)
     else:
         with agreed.turn():
-            _transport.allgather(longest, members, stream.read, take)
+            _transport.allgather(longest, members, Stream(arrays).read, take)
     if not keeps:
         return None
     leaves = [finished(r, kind, as_jax) for r, kind in zip(results, mine.kinds, strict=True)]
@@ -205,7 +209,7 @@ def broadcast(
         inline = is_inline(mine.nbytes, 1)
         message = b""
         if is_source:
-            stream = mine.stream().tobytes() if inline else b""
+            stream = joined(mine.arrays) if inline else b""
             kinds = pack_kinds(mine.kinds)
             message = pack((mine.described(), plain_structure(mine.structure), kinds, stream))
         elif tree is not None:

@@ -140,6 +140,8 @@ def parcel(tree: Tree, function: str, *, with_globals: bool = False) -> Parcel:
     globals_: list[tuple[int, jax.Array, Kind]] = []
     for number, leaf in enumerate(leaves):
         array, key = leaf, ""
+        if isinstance(leaf, np.generic):
+            array = leaf = np.asarray(leaf)
         if type(leaf) is not np.ndarray or leaf.dtype.kind not in "fiub" or not leaf.dtype.isnative:
             if with_globals and is_global(leaf):
                 data, key = key_data(leaf)
@@ -270,6 +272,22 @@ def rows_of(messages: Sequence[bytes]) -> Bytes:
     return np.frombuffer(b"".join(messages), np.uint8).reshape(len(messages), -1)
 
 
+def joined(arrays: Sequence[npt.NDArray[Any]]) -> bytes:
+    """All of the stream of a few small arrays."""
+    return b"".join(array.tobytes().ljust(_aligned(array.nbytes), b"\0") for array in arrays)
+
+
+def side_by_side(rows: Bytes, kinds: Sequence[Kind]) -> list[npt.NDArray[Any]]:
+    """The arrays of as many streams as there are rows, stacked: new ones."""
+    found: list[npt.NDArray[Any]] = []
+    place = 0
+    for kind in kinds:
+        part = rows[:, place : place + kind.nbytes].copy()
+        found.append(part.view(kind.numpy).reshape(len(rows), *kind.shape))
+        place += kind.padded
+    return found
+
+
 def runs(array: npt.NDArray[Any], start: int, stop: int) -> Iterator[npt.NDArray[Any]]:
     """Views that cover the elements `start` to `stop`, in C order, of an array of any strides.
 
@@ -335,6 +353,12 @@ class Stream:
                 run[...] = piece[place : place + run.nbytes].view(run.dtype).reshape(run.shape)
                 place += run.nbytes
 
+    def tobytes(self) -> bytes:
+        """All of the stream."""
+        out = np.zeros(self.nbytes, np.uint8)
+        self.read(out, 0)
+        return out.tobytes()
+
     def spans(self, start: int, length: int) -> Iterator[tuple[int, int, int, int]]:
         """The arrays that share bytes with a piece: number, first and last byte, place in the piece.
 
@@ -347,12 +371,6 @@ class Stream:
             if low < high:
                 yield number, low - first, high - first, low - start
             number += 1
-
-    def tobytes(self) -> bytes:
-        """All of the stream."""
-        out = np.zeros(self.nbytes, np.uint8)
-        self.read(out, 0)
-        return out.tobytes()
 
 
 def _aligned(nbytes: int) -> int:

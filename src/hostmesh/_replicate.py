@@ -22,6 +22,7 @@ from ._packing import (
     Stream,
     describe,
     is_inline,
+    joined,
     length_of,
     pack,
     pack_kinds,
@@ -116,7 +117,7 @@ def _from_source(
         if is_source:
             copies = [_copy(leaf, value, number) for number, leaf in enumerate(leaves)]
             kinds, arrays = [kind for kind, _ in copies], [array for _, array in copies]
-            inline = Stream(arrays).tobytes() if is_inline(length_of(kinds), 1) else b""
+            inline = joined(arrays) if is_inline(length_of(kinds), 1) else b""
             head = describe(str(structure), kinds)
             message = pack((head, plain_structure(structure), pack_kinds(kinds), inline))
         elif value is not None:
