@@ -18,6 +18,7 @@ from .._errors import SpecError, StorageError, build
 from .._trees import Tree
 from . import _files, _format
 from ._leaves import Leaf, digest, leaf_of, named
+from ._pending import settle
 from ._plan import SavePlan, plan_of
 from ._shares import Tensor, share_out
 from ._together import File, Save, run
@@ -28,7 +29,7 @@ Replicas = Literal["first", "check"]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A save that is planned: what all do, the values by tensor, and who writes what."""
+    """A save that is planned: what all do, the values of the tensors, and who writes what."""
 
     save: Save
     values: tuple[Any, ...]
@@ -119,6 +120,7 @@ def save_safetensors(
     if explain:
         return prepare(name, path, tree, max_file_bytes, metadata, replicas, progress).plan
     with telling(name):
+        settle()
         prepared = prepare(name, path, tree, max_file_bytes, metadata, replicas, progress)
     if replicas == "check":
         assert_equal(dict(named(tree, name)), name=name)
@@ -137,14 +139,15 @@ def prepare(
     progress: bool | None,
 ) -> Prepared:
     """Plans a save of safetensors, which writes and communicates nothing."""
-    target = _local_path(path, name)
-    if replicas not in ("first", "check") or (max_file_bytes is not None and max_file_bytes < 1):
+    target = local_path(path, name)
+    check_replicas(replicas, name)
+    if max_file_bytes is not None and max_file_bytes < 1:
         raise build(
             SpecError,
             where=name,
-            given=f"replicas={replicas!r}, max_file_bytes={max_file_bytes}",
-            rule="replicas is 'first' or 'check', and max_file_bytes at least 1",
-            advice="correct it, or leave it out",
+            given=f"max_file_bytes={max_file_bytes}",
+            rule="it is a number of bytes, at least 1",
+            advice="leave it out for a single file",
         )
     members = members_of(None, name)
     leaves = {key: leaf_of(key, x, members, name) for key, x in named(tree, name).items()}
@@ -230,7 +233,20 @@ def _remove(paths: list[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _local_path(path: str | os.PathLike[str], name: str) -> Path:
+def check_replicas(replicas: str, name: str) -> None:
+    """Raises `SpecError` for what `replicas=` cannot be."""
+    if replicas not in ("first", "check"):
+        raise build(
+            SpecError,
+            where=name,
+            given=f"replicas={replicas!r}",
+            rule="it is 'first' or 'check'",
+            advice="leave it out to take replicas to be equal",
+        )
+
+
+def local_path(path: str | os.PathLike[str], name: str) -> Path:
+    """A path of the file system; `StorageError` for a URL."""
     words = os.fspath(path)
     if "://" in words:
         raise build(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 import numpy.typing as npt
 
@@ -37,6 +38,7 @@ class Source:
 
     def __init__(self, value: Any) -> None:
         self._parts: list[tuple[Bounds, Any]] = []
+        self._fetched: dict[Bounds, HostArray] = {}
         if isinstance(value, np.ndarray):
             self._parts.append((tuple((0, size) for size in value.shape), value))
             return
@@ -44,39 +46,44 @@ class Source:
         on = _jax.parts_by_device(value)
         distinct = {bounds(index, value.shape): device for device, index in indices.items()}
         self._parts += [(place, on[device]) for place, device in distinct.items()]
-        self._dtype = np.dtype(value.dtype)
 
-    def start(self, place: Bounds) -> None:
-        """Has devices begin to send what a place needs."""
-        for part, _ in self._on(place):
-            if not isinstance(part, np.ndarray):
-                part.copy_to_host_async()
-
-    def read(self, place: Bounds) -> HostArray:
-        """The values at a place, C-ordered; views of memory that is there already where it can be."""
-        found = self._on(place)
-        if len(found) == 1:
-            part, inside = found[0]
-            values = _host(part)[_slices(place, inside)]
-            if values.flags.c_contiguous:
-                return values
-        shape = tuple(stop - start for start, stop in place)
-        out = _staging.buffer(shape, _host(found[0][0]).dtype)
-        for part, inside in found:
+    def at(self, place: Bounds) -> list[tuple[Bounds, HostArray]]:
+        """Host arrays that cover a place together, and where each lies."""
+        found: list[tuple[Bounds, HostArray]] = []
+        for inside, part in self._parts:
             common = _overlap(place, inside)
-            out[_slices(common, place)] = _host(part)[_slices(common, inside)]
-        return out
+            if not all(a < b for a, b in common):
+                continue
+            if isinstance(part, np.ndarray):
+                found.append((inside, part))
+            elif _is_slow(part) and 2 * size_of(common) < size_of(inside):
+                starts = [a - c for (a, _), (c, _) in zip(common, inside, strict=True)]
+                cut = jax.lax.dynamic_slice(part, starts, [b - a for a, b in common])
+                found.append((common, _jax.fetch(cut)))
+            else:
+                if inside not in self._fetched:
+                    self._fetched[inside] = _jax.fetch(part)
+                found.append((inside, self._fetched[inside]))
+        return found
 
-    def _on(self, place: Bounds) -> list[tuple[Any, Bounds]]:
-        return [
-            (part, inside)
-            for inside, part in self._parts
-            if all(a < b for a, b in _overlap(place, inside))
-        ]
+
+def _is_slow(part: jax.Array) -> bool:
+    """Whether bytes of a part that nobody asked for cost more than a program that cuts it."""
+    return part.nbytes > _BATCH_BYTES and next(iter(part.devices())).platform != "cpu"
 
 
-def _host(part: Any) -> HostArray:
-    return part if isinstance(part, np.ndarray) else _jax.fetch(part)
+def gathered(place: Bounds, found: Sequence[tuple[Bounds, HostArray]]) -> HostArray:
+    """The values at a place, C-ordered, of arrays that cover it: a view of one of them if it can be."""
+    here = [(_overlap(place, inside), inside, values) for inside, values in found]
+    here = [part for part in here if all(a < b for a, b in part[0])]
+    if len(here) == 1:
+        values = here[0][2][_slices(place, here[0][1])]
+        if values.flags.c_contiguous:
+            return values
+    out = _staging.buffer(tuple(b - a for a, b in place), here[0][2].dtype)
+    for common, inside, values in here:
+        out[_slices(common, place)] = values[_slices(common, inside)]
+    return out
 
 
 def _overlap(one: Bounds, other: Bounds) -> Bounds:
@@ -94,9 +101,13 @@ def blocks(tensors: Sequence[Tensor], pieces: Iterable[Piece], values: Any) -> I
     for piece in pieces:
         if piece.tensor != known:
             known, source = piece.tensor, Source(values[piece.tensor])
-        for place in batches(piece.place, max(1, _BATCH_BYTES // tensors[known].itemsize)):
-            data = source.read(place).reshape(-1).view(np.uint8)
-            yield Block(Piece(known, place), data)
+        found = source.at(piece.place)
+        for place in batches(piece.place, _most(tensors[known])):
+            yield Block(Piece(known, place), gathered(place, found).reshape(-1).view(np.uint8))
+
+
+def _most(tensor: Tensor) -> int:
+    return max(1, _BATCH_BYTES // tensor.itemsize)
 
 
 def copied(tensors: Sequence[Tensor], pieces: Sequence[Piece], values: Any) -> list[Block]:
@@ -104,7 +115,7 @@ def copied(tensors: Sequence[Tensor], pieces: Sequence[Piece], values: Any) -> l
     places = [
         (piece.tensor, place)
         for piece in pieces
-        for place in batches(piece.place, max(1, _BATCH_BYTES // tensors[piece.tensor].itemsize))
+        for place in batches(piece.place, _most(tensors[piece.tensor]))
     ]
     sizes = [(size_of(place) * tensors[number].itemsize,) for number, place in places]
     targets = _staging.buffers(sizes, [np.dtype(np.uint8)] * len(sizes))
