@@ -44,7 +44,8 @@ def package_bytes(tensors: dict[str, np.ndarray], metadata: Any = None) -> bytes
 def on_mesh(value: np.ndarray, mesh: Any, spec: Any) -> jax.Array:
     """The whole value, which every process has, on devices."""
     sharding = NamedSharding(mesh, P(*spec))
-    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+    read = value.__getitem__
+    return jax.make_array_from_callback(value.shape, sharding, read, dtype=value.dtype)
 
 
 def random_tree(seed: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -310,6 +311,24 @@ def test_shards_of_a_save_that_died_before_its_index_go_too(tmp_path: Path) -> N
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
     hm.save_safetensors(path, {"w": 1})
     assert os.listdir(tmp_path) == [path.name]
+
+
+def test_shards_that_were_to_be_removed_when_a_save_died_go_too(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    tree = {name: np.zeros(10) for name in "abc"}
+    hm.save_safetensors(path, tree, max_file_bytes=100)
+    index = tmp_path / "m.safetensors.index.json"
+    old = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
+    hm.save_safetensors(path, tree, max_file_bytes=100)
+    # As if it had been killed right after the last rename.
+    note = tmp_path / f".{path.name}.hostmesh-ab-00004.tmp"
+    note.write_bytes(old.pop(index.name))
+    for name, contents in old.items():
+        (tmp_path / name).write_bytes(contents)
+    kept = json.loads(index.read_text())["weight_map"].values()
+    hm.save_safetensors(path, tree, max_file_bytes=100)
+    assert len(os.listdir(tmp_path)) == 4
+    assert not set(kept) & set(os.listdir(tmp_path))
 
 
 def test_modes_and_links(tmp_path: Path) -> None:

@@ -13,11 +13,14 @@ import logging
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 _log = logging.getLogger("hostmesh")
 _HEX = 8
+# What names other files is not longer.
+_MOST_WORDS = 16 * 2**20
 
 
 def new_token() -> str:
@@ -48,6 +51,8 @@ class Temporaries:
     """
 
     def __init__(self, path: Path, token: str, finals: Sequence[Path]) -> None:
+        self._path = path
+        self._token = token
         self._finals = list(finals)
         self._names = [temporary(path, token, number) for number in range(len(finals))]
         self._lock = -1
@@ -70,10 +75,18 @@ class Temporaries:
             finally:
                 os.close(descriptor)
 
+    def note(self, contents: bytes) -> None:
+        """Keeps what speaks of files that the new ones replace, until those are removed.
+
+        If they never are, it is for `remove_left_overs` of the next save to read.
+        """
+        self._names.append(temporary(self._path, self._token, len(self._names)))
+        self._names[-1].write_bytes(contents)
+
     def rename(self) -> None:
         """Gives the files their names: whoever looks sees the old first one or the new one."""
-        for number in [*range(1, len(self._names)), 0]:
-            if number == 0 and len(self._names) > 1:  # what the first names is there before it
+        for number in [*range(1, len(self._finals)), 0]:
+            if number == 0 and len(self._finals) > 1:  # what the first names is there before it
                 sync_folder(self._finals[0].parent)
             os.replace(self._names[number], self._finals[number])
         sync_folder(self._finals[0].parent)
@@ -97,8 +110,8 @@ def remove_left_overs(
 ) -> list[str]:
     """Removes the temporary files of saves to `path` that did not end, and says so in the log.
 
-    `named_by` tells of which files beside it the first one of a save speaks: those that have been
-    renamed before the save ended are left over as well.
+    `named_by` tells which other files are left over, too, by the contents of a temporary one: those
+    that were renamed before the save ended, or should have been removed after it.
     """
     pattern = re.compile(re.escape(f".{path.name}.hostmesh-") + r"([0-9a-f]+)-(\d{5,})\.tmp")
     found: dict[str, list[str]] = {}
@@ -109,14 +122,17 @@ def remove_left_overs(
     for token, names in found.items():
         if _is_alive(temporary(path, token, 0)):
             continue
-        first = temporary(path, token, 0)
-        if len(names) > 1 or first.name in names:
+        for file in [path.with_name(name) for name in names]:
             with contextlib.suppress(OSError):
-                names = [*named_by(first.read_bytes()), *names]
+                if file.stat().st_size <= _MOST_WORDS:
+                    names = [*named_by(file.read_bytes()), *names]
         for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                path.with_name(name).unlink()
-                removed.append(name)
+            left = path.with_name(name)
+            if left.is_dir():
+                shutil.rmtree(left)
+            else:
+                left.unlink(missing_ok=True)
+            removed.append(name)
     if removed:
         _log.warning(
             "removed from %s what a save that did not end had left: %s",

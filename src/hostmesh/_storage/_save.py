@@ -151,7 +151,10 @@ def prepare(
         )
     members = members_of(None, name)
     leaves = {key: leaf_of(key, x, members, name) for key, x in named(tree, name).items()}
-    files, ordered, tensors, stale = _arranged(target, leaves, max_file_bytes, metadata, name)
+    index = _index_before(target)
+    files, ordered, tensors, stale = _arranged(
+        target, leaves, max_file_bytes, metadata, name, _files.named_by(index, target)
+    )
     what = (
         f"{name} of {len(leaves)} tensors"
         f" (names, shapes and dtypes {digest([(x.name, x.dtype, x.shape) for x in ordered])},"
@@ -165,7 +168,8 @@ def prepare(
         files,
         tensors,
         after=functools.partial(_remove, stale),
-        named_by=functools.partial(_files.named_by, path=target),
+        replaced=index,
+        named_by=functools.partial(_left_over, path=target, index=index),
         shows=progress,
     )
     written = {file.path.name: file.size for file in files}
@@ -182,19 +186,15 @@ def _arranged(
     most: int | None,
     metadata: Mapping[str, str] | None,
     name: str,
+    before: set[str],
 ) -> tuple[tuple[File, ...], list[Leaf], tuple[Tensor, ...], list[Path]]:
     """The files, the leaves in the order of their bytes, where each lies, and what is then stale."""
-    groups = _files.split(
-        {key: _nbytes(leaf) for key, leaf in leaves.items()},
-        most,
-    )
+    groups = _files.split({key: _nbytes(leaf) for key, leaf in leaves.items()}, most)
     index = _files.index_path(path)
-    beside, before = set[str](), set[str]()
+    beside = set[str]()
     if jax.process_index() == 0:
         with contextlib.suppress(OSError):
             beside = set(os.listdir(path.parent))
-        with contextlib.suppress(OSError):
-            before = _files.named_by(index.read_bytes(), path)
     several = len(groups) > 1
     names = _files.shard_names(path, len(groups), beside) if several else [path.name]
     files: list[File] = []
@@ -217,6 +217,19 @@ def _arranged(
     elif index.name in beside:
         stale.insert(0, index)
     return tuple(files), ordered, tuple(tensors), stale
+
+
+def _index_before(path: Path) -> bytes:
+    """The index that lies there, on process 0."""
+    if jax.process_index() == 0:
+        with contextlib.suppress(OSError):
+            return _files.index_path(path).read_bytes()
+    return b""
+
+
+def _left_over(contents: bytes, path: Path, index: bytes) -> set[str]:
+    """The files of which something left over speaks, and not the index that is there."""
+    return _files.named_by(contents, path) - _files.named_by(index, path)
 
 
 def _nbytes(leaf: Leaf) -> int:

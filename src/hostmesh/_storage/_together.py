@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import jax
 import msgpack
 
 from .._config import config
-from .._coordination import Agreement, agree, telling
+from .._coordination import Agreement, agree, members_of, telling
 from .._errors import StorageError, build
 from .._packing import pack
 from .._progress import Line
@@ -46,7 +47,8 @@ class Save:
       files: the first is renamed last.
       tensors: where each lies.
       after: what process 0 does when all is renamed.
-      named_by: the files beside it of which the contents of a first file speak.
+      replaced: contents that speak of files that the new ones replace.
+      named_by: the files beside it of which such contents speak, as far as nothing needs them.
       shows: whether process 0 says how far it is.
     """
 
@@ -55,52 +57,86 @@ class Save:
     files: tuple[File, ...]
     tensors: tuple[Tensor, ...]
     after: Callable[[], None] = field(default=lambda: None)
+    replaced: bytes = b""
     named_by: Callable[[bytes], Iterable[str]] = field(default=lambda _: ())
     shows: bool | None = None
 
 
-def run(save: Save, blocks: Iterable[Block]) -> int:
-    """Saves, on all processes. Returns how many bytes of tensors this one wrote.
+class Temporary(Protocol):
+    """What process 0 has made under a temporary name."""
+
+    def rename(self) -> None:
+        """Gives it its final name."""
+        ...
+
+    def remove(self) -> None:
+        """Removes what was not renamed."""
+        ...
+
+
+def run(save: Save, blocks: Iterable[Block]) -> None:
+    """Saves files, on all processes.
 
     Raises:
       StorageError: on all processes where one of them could not write; it says which and why.
       DivergenceError, StragglerError, ClusterError: as collectives do.
     """
-    what = save.what
+
+    def make(token: str) -> Temporary:
+        remove_left_overs(save.path, save.named_by)
+        made = Temporaries(save.path, token, [file.path for file in save.files])
+        try:
+            made.make([file.head for file in save.files], [file.size for file in save.files])
+            if save.replaced:
+                made.note(save.replaced)
+        except BaseException:
+            made.remove()
+            raise
+        return made
+
+    def fill(token: str) -> None:
+        members = members_of(None, save.what)
+        nbytes = sum(file.size for file in save.files) // len(members)
+        line = Line(nbytes, members, shows=save.shows, doing=f"save {save.path.name}")
+        with _Opened(save.path, token) as opened:
+            write(save.tensors, blocks, opened.descriptor, line.show)
+            opened.sync()
+        line.end()
+
+    together(save.what, make, fill, save.after)
+
+
+def together(
+    what: str,
+    make: Callable[[str], Temporary],
+    fill: Callable[[str], None],
+    after: Callable[[], None] = lambda: None,
+) -> None:
+    """Makes, fills and renames something, on all processes, by a token that its names carry.
+
+    Process 0 calls `make`, then all `fill`, then process 0 renames and goes on with `after`. For the
+    errors see `run`.
+    """
     first = jax.process_index() == 0
-    made: Temporaries | None = None
     steps = _Steps(what)
+    made: Temporary | None = None
     try:
         with telling(what):
             token = new_token()
-            if first:
-                with steps.part():
-                    remove_left_overs(save.path, save.named_by)
-                    made = Temporaries(save.path, token, [file.path for file in save.files])
-                    made.make([file.head for file in save.files], [f.size for f in save.files])
+            with steps.part():
+                made = make(token) if first else None
         agreed = steps.end("make the temporary files", token.encode() if first else b"")
         with telling(what):
-            written = 0
             token = msgpack.unpackb(agreed.data[0])[1].decode()
-            line = Line(
-                sum(file.size for file in save.files) // len(agreed.members),
-                agreed.members,
-                shows=save.shows,
-                doing=f"save {save.path.name}",
-            )
-            with steps.part(), _Opened(save.path, token) as opened:
-                written = write(save.tensors, blocks, opened.descriptor, line.show)
-                opened.sync()
+            with steps.part():
+                fill(token)
         steps.end("write")
-        with telling(what):
+        with telling(what), steps.part():
             if made is not None:
-                with steps.part():
-                    made.rename()
+                made.rename()
         steps.end("rename")
-        line.end()
         if first:
-            save.after()
-        return written
+            after()
     finally:
         if made is not None:
             made.remove()
