@@ -163,6 +163,7 @@ def test_a_full_disk_is_an_error_on_all(tmp_path: Path) -> None:
         hm.barrier("failed")
         assert os.listdir(folder) == ["m"]
         assert path.read_bytes() == before
+        hm.barrier("looked")
         hm.save_safetensors(path, {"w": np.arange(9)})
     finally:
         hm.barrier("done")

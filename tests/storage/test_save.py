@@ -44,8 +44,7 @@ def package_bytes(tensors: dict[str, np.ndarray], metadata: Any = None) -> bytes
 def on_mesh(value: np.ndarray, mesh: Any, spec: Any) -> jax.Array:
     """The whole value, which every process has, on devices."""
     sharding = NamedSharding(mesh, P(*spec))
-    read = value.__getitem__
-    return jax.make_array_from_callback(value.shape, sharding, read, dtype=value.dtype)
+    return jax.make_array_from_callback(value.shape, sharding, value.__getitem__)
 
 
 def random_tree(seed: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -76,7 +75,7 @@ def random_tree(seed: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 def test_a_hundred_random_trees_are_what_the_package_writes(public: bool, tmp_path: Path) -> None:
     """Kinds of mesh, specs, dtypes, ranks and sizes at random, empty and odd ones among them."""
     with jax.enable_x64(True):
-        for seed in range(10 if public else 100):
+        for seed in range(4 if public else 100):
             tree, values = random_tree(seed)
             metadata = {"seed": str(seed)} if seed % 2 else None
             path = tmp_path / f"{seed % 3}.safetensors"
@@ -142,7 +141,8 @@ def test_bytes_are_written_once_and_evenly(tmp_path: Path, monkeypatch: Any) -> 
 def test_a_process_without_devices_takes_part(tmp_path: Path) -> None:
     part = meshes.Kind(("x",), np.arange(4)).mesh()
     value = oracle.noise((64, 3), np.float32)
-    hm.save_safetensors(tmp_path / "m", {"w": on_mesh(value, part, ("x",))})
+    array = hm.from_callback(value.shape, part, P("x"), value.__getitem__, dtype=value.dtype)
+    hm.save_safetensors(tmp_path / "m", {"w": array})
     assert (tmp_path / "m").read_bytes() == package_bytes({"w": value})
     hm.barrier("read")
 
