@@ -213,6 +213,7 @@ def test_what_differs_between_processes_is_an_error_on_all(tmp_path: Path) -> No
         with pytest.raises(hm.HostmeshError) as caught:
             hm.save_safetensors(path, {"w": bad if odd else 1})
         assert isinstance(caught.value, hm.ClusterError) != odd
+    hm.barrier("failed")
     assert sorted(os.listdir(tmp_path)) == ["m.safetensors", "other"]
     hm.barrier("read")
 

@@ -17,12 +17,12 @@ from ._shares import Box, Holders, size_of
 CHUNK_BYTES = 16 * 2**20
 
 
-def chunk_shape(shape: Shape, shard: Shape, itemsize: int) -> Shape:
+def chunk_shape(shard: Shape, itemsize: int) -> Shape:
     """A chunk shape that cuts every shard evenly, of at most about `CHUNK_BYTES`.
 
     The first axes are cut first, so that what a chunk holds lies together in a shard.
 
-    >>> chunk_shape((4096, 8192), (1024, 8192), itemsize=4)
+    >>> chunk_shape((1024, 8192), itemsize=4)
     (512, 8192)
     """
     sizes = [max(1, size) for size in shard]

@@ -33,8 +33,8 @@ class Leaf:
     mark: str = ""
 
 
-def named(tree: Tree, function: str) -> dict[str, Any]:
-    """The leaves of a tree by name: its keys, joined by dots, in the tree's order.
+def named(tree: Tree, function: str, joint: str = ".") -> dict[str, Any]:
+    """The leaves of a tree by name: its keys, joined by dots or another `joint`, in the tree's order.
 
     Raises `StorageError` for a tree that is one leaf, and for two leaves of one name.
 
@@ -44,7 +44,7 @@ def named(tree: Tree, function: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     paths: dict[str, str] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name = ".".join(_word(key) for key in path)
+        name = joint.join(_word(key) for key in path)
         shown = jax.tree_util.keystr(path)
         if not path:
             raise build(
@@ -59,7 +59,7 @@ def named(tree: Tree, function: str) -> dict[str, Any]:
                 StorageError,
                 where=function,
                 given=f"leaves {paths[name]} and {shown}",
-                rule=f"both have the name {name!r}: keys are joined by dots",
+                rule=f"both have the name {name!r}: keys are joined by {joint!r}",
                 advice="rename one of them",
             )
         found[name], paths[name] = leaf, shown

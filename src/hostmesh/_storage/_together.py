@@ -114,8 +114,8 @@ def together(
 ) -> None:
     """Makes, fills and renames something, on all processes, by a token that its names carry.
 
-    Process 0 calls `make`, then all `fill`, then process 0 renames and goes on with `after`. For the
-    errors see `run`.
+    Process 0 calls `make`, then all `fill`, then process 0 renames and calls `after`. For the errors
+    see `run`.
     """
     first = jax.process_index() == 0
     steps = _Steps(what)
@@ -134,9 +134,9 @@ def together(
         with telling(what), steps.part():
             if made is not None:
                 made.rename()
+                after()
+                made.remove()  # so that nothing but the new files is there when all return
         steps.end("rename")
-        if first:
-            after()
     finally:
         if made is not None:
             made.remove()
