@@ -52,8 +52,11 @@ def test_there_is_a_benchmark_for_each_claim():
         "peak_memory",
         "planning",
         "sampler",
+        "save_async",
+        "save_model",
         "small_leaf",
         "soak_collectives",
+        "soak_save",
         "threads",
     } <= {path.stem for path in FILES}
 

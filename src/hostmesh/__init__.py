@@ -48,5 +48,11 @@ from ._reshard import reshard as reshard
 from ._sampler import ShardedSampler as ShardedSampler
 from ._shards import from_callback as from_callback
 from ._shards import from_shards as from_shards
+from ._storage._async import async_save as async_save
+from ._storage._pending import SaveHandle as SaveHandle
+from ._storage._plan import SavePlan as SavePlan
+from ._storage._save import save_safetensors as save_safetensors
+from ._storage._save_npy import save_npy as save_npy
+from ._storage._save_zarr import save_zarr as save_zarr
 from ._topology import Topology as Topology
 from ._version import __version__ as __version__

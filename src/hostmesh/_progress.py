@@ -16,13 +16,20 @@ _MIB = 2**20
 
 
 class Line:
-    """The progress of `nbytes` from each of some processes, shown by the first of them."""
+    """The progress of `nbytes` from each of some processes, shown by the first of them.
 
-    def __init__(self, nbytes: int, members: tuple[int, ...]) -> None:
+    `shows` says whether it is, in place of `config.progress`; `doing` what they do, in words.
+    """
+
+    def __init__(
+        self, nbytes: int, members: tuple[int, ...], *, shows: bool | None = None, doing: str = ""
+    ) -> None:
         self._nbytes = nbytes
+        self._what = f"{name_processes(members)} {doing}" if doing else None
         self._members = members
-        shows = config.progress and nbytes >= _MIB  # less waits for processes, not for bytes
-        self._shows = shows and members[0] == jax.process_index()
+        # Less waits for processes, not for bytes.
+        wanted = (config.progress and nbytes >= _MIB) if shows is None else shows
+        self._shows = wanted and members[0] == jax.process_index()
         self._next = time.monotonic() + _INTERVAL
         self._shown = False
 
@@ -40,7 +47,8 @@ class Line:
     def _write(self, words: str, last: bool = False) -> None:
         # On a terminal each line takes the place of the one before.
         before, after = ("\r\x1b[K", "\n" if last else "") if sys.stderr.isatty() else ("", "\n")
-        text = f"hostmesh: between {name_processes(self._members)}: {words}"
+        what = self._what or f"between {name_processes(self._members)}"
+        text = f"hostmesh: {what}: {words}"
         sys.stderr.write(f"{before}{text}{after}")
         sys.stderr.flush()
         self._shown = True

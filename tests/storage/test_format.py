@@ -37,7 +37,7 @@ def our_bytes(tensors, metadata=None):
     return head + b"".join(tensors[name].tobytes() for name in header.entries)
 
 
-@pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
+@pytest.mark.parametrize("metadata", [None, {}, {"format": "pt"}])
 def test_a_file_is_what_the_package_writes(metadata):
     random = np.random.default_rng(0)
     tensors = {

@@ -141,8 +141,11 @@ def arrange(
     """Lays tensors out as the safetensors package does: the first bytes of the file, and its header.
 
     Raises:
-      StorageError: for a dtype or name that the format has no word for.
+      StorageError: for a dtype, name or metadata that the format has no word for.
     """
+    words_given: list[object] = [*(metadata or {}), *(metadata or {}).values()]
+    if not all(isinstance(word, str) for word in words_given):
+        _refuse(where, f"metadata {str(metadata)[:80]}", "it maps strings to strings", "convert it")
     for name, (dtype, _) in tensors.items():
         if dtype not in _DTYPES:
             _refuse(
@@ -154,7 +157,9 @@ def arrange(
         if name == _METADATA:
             _refuse(f"{where}: tensor {name!r}", "this name", "it is the header's own")
     words: dict[str, Any] = {}
-    if metadata:
+    # Of no tensors and no words the package makes what is no JSON.
+    if metadata is not None and (metadata or tensors):
+        # The package puts them in an order that is another each time.
         words[_METADATA] = dict(sorted(metadata.items()))
     offset = 0
     places: list[tuple[str, int, int]] = []

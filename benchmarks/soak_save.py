@@ -1,0 +1,77 @@
+"""100 saves of 90 MB: memory, threads, open files and the key-value store stay as they were."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+
+PROCESSES, DEVICES, MIB = 4, 2, 90
+
+
+def soak(saves: int, folder: str) -> list[tuple[int, float, int, int, int, float]]:
+    """Number, MiB resident, threads, open files, keys in the store, seconds, at some saves."""
+    import threading
+    import time
+    from pathlib import Path
+
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    import hostmesh as hm
+    from hostmesh import _jax
+
+    def resident() -> float:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+    mesh = Mesh(np.array(jax.devices()).reshape(jax.process_count(), -1), ("x", "y"))
+    tree = {}
+    for number, spec in enumerate([P("x", "y"), P(None, "y"), P(), P(("x", "y"))]):
+        value = np.full((MIB * 2**20 // 4 // 4 // 1024, 1024), number, np.float32)
+        sharding = NamedSharding(mesh, spec)
+        tree[f"w{number}"] = jax.make_array_from_callback(value.shape, sharding, value.__getitem__)
+    store = _jax.store()
+    assert store is not None
+    path = Path(folder) / "m.safetensors"
+    notes: list[tuple[int, float, int, int, int, float]] = []
+    began = time.monotonic()
+    for number in range(saves):
+        if number % 2:
+            hm.async_save(path, tree).wait()
+        else:
+            hm.save_safetensors(path, tree)
+        if number % max(1, saves // 10) == 0 or number == saves - 1:
+            files = len(os.listdir("/proc/self/fd"))
+            keys = len(store.list("hostmesh/"))
+            spent = time.monotonic() - began
+            notes.append((number, resident(), threading.active_count(), files, keys, spent))
+    return notes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--saves", type=int, default=100)
+    parser.add_argument("--rounds", type=int, help="as --saves, for the test of benchmarks")
+    options = parser.parse_args()
+    saves = options.rounds or options.saves
+
+    import hostmesh.testing
+
+    with tempfile.TemporaryDirectory(dir=os.environ.get("HOSTMESH_FOLDER")) as folder:
+        every = hostmesh.testing.run(soak, PROCESSES, DEVICES, (saves, folder), timeout=3600)
+    print(f"{saves} saves of {MIB} MiB, half in the background; process 0 and the largest growth")
+    for number, memory, threads, files, keys, spent in every[0]:
+        print(
+            f"save {number:4d}: {memory:7.1f} MiB, {threads} threads, {files} files, {keys} keys,"
+            f" {spent:6.1f} s"
+        )
+    early = [own[1 if len(own) > 2 else 0] for own in every]
+    growth = max(own[-1][1] / first[1] for own, first in zip(every, early, strict=True))
+    print(f"memory at the end to that after a tenth: {growth:.4f}")
+
+
+if __name__ == "__main__":
+    main()
