@@ -48,5 +48,12 @@ from ._reshard import reshard as reshard
 from ._sampler import ShardedSampler as ShardedSampler
 from ._shards import from_callback as from_callback
 from ._shards import from_shards as from_shards
+from ._storage._explain import LoadPlan as LoadPlan
+from ._storage._inspect import TensorInfo as TensorInfo
+from ._storage._inspect import inspect as inspect
+from ._storage._load import load_npy as load_npy
+from ._storage._load import load_safetensors as load_safetensors
+from ._storage._load import load_zarr as load_zarr
+from ._storage._wanted import Join as Join
 from ._topology import Topology as Topology
 from ._version import __version__ as __version__
