@@ -149,7 +149,7 @@ def tasks_of(item: Item, chunk: Chunk, box: Bounds, values: HostArray) -> Iterat
         if _boxes.is_empty(common):
             continue
         cut = tuple(
-            0 if axis is None else slice(a - low, b - low)
+            a - low if axis is None else slice(a - low, b - low)
             for (a, b), (low, _), axis in zip(common, origin, piece.axes, strict=True)
         )
         kept = [axis for axis in piece.axes if axis is not None]
