@@ -49,10 +49,17 @@ from ._sampler import ShardedSampler as ShardedSampler
 from ._shards import from_callback as from_callback
 from ._shards import from_shards as from_shards
 from ._storage._async import async_save as async_save
+from ._storage._explain import LoadPlan as LoadPlan
+from ._storage._inspect import TensorInfo as TensorInfo
+from ._storage._inspect import inspect as inspect
+from ._storage._load import load_npy as load_npy
+from ._storage._load import load_safetensors as load_safetensors
+from ._storage._load import load_zarr as load_zarr
 from ._storage._pending import SaveHandle as SaveHandle
 from ._storage._plan import SavePlan as SavePlan
 from ._storage._save import save_safetensors as save_safetensors
 from ._storage._save_npy import save_npy as save_npy
 from ._storage._save_zarr import save_zarr as save_zarr
+from ._storage._wanted import Join as Join
 from ._topology import Topology as Topology
 from ._version import __version__ as __version__

@@ -37,6 +37,8 @@ class Config:
       pool_bytes: how many bytes of staging buffers that no device reads any more, and of results
         that nobody holds any more, are kept for the next call. Reusing them saves the page faults
         of fresh memory.
+      staging_bytes: how many bytes of files the processes of one host together hold in host memory
+        on the way to devices, each an equal share; a tensor beyond the share goes alone.
 
     >>> import hostmesh
     >>> with hostmesh.config.set(canonicalize="jax"):
@@ -51,6 +53,7 @@ class Config:
     part_bytes: int = 8 * 2**20
     progress: bool = False
     pool_bytes: int = 512 * 2**20
+    staging_bytes: int = 2 * 2**30
 
     def __setattr__(self, name: str, value: Any) -> None:
         kinds = {field.name: type(field.default) for field in fields(self)}

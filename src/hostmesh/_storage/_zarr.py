@@ -1,0 +1,115 @@
+"""Arrays in zarr stores, read by the `zarr` package: only the chunks of theirs that are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .._errors import SpecError, StorageError, build
+from . import _boxes
+from ._local import COUNT
+from ._resolve import Opened
+from ._source import Job, Stored, Task
+
+
+def open_zarr(store: Any) -> Opened:
+    """The array of a store, or all arrays of a group and the groups in it."""
+    found = _opened(store)
+    opened = Opened()
+    name = str(store)
+    if hasattr(found, "shape"):
+        _add(opened, found, "array", name)
+    else:
+        for path, each in sorted(_arrays(found, "")):
+            _add(opened, each, path, name)
+    return opened
+
+
+def is_array(store: Any) -> bool:
+    """Whether a store holds one array rather than a group."""
+    return hasattr(_opened(store), "shape")
+
+
+def _opened(store: Any) -> Any:
+    try:
+        import zarr
+    except ImportError:
+        raise build(
+            SpecError,
+            where="load_zarr",
+            given="a store, without the package zarr",
+            rule="zarr stores are read by it",
+            advice="pip install 'hostmesh[zarr]'",
+        ) from None
+    try:
+        return zarr.open(store, mode="r")
+    except Exception as error:  # whatever the store, its codecs or the metadata raise
+        raise _failed(str(store), error) from None
+
+
+def _arrays(group: Any, prefix: str) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    try:
+        for name, each in group.members():
+            path = f"{prefix}{name}"
+            found += [(path, each)] if hasattr(each, "shape") else _arrays(each, f"{path}/")
+    except Exception as error:
+        raise _failed(f"{group}", error) from None
+    return found
+
+
+def _add(opened: Opened, array: Any, name: str, where: str) -> None:
+    dtype = np.dtype(array.dtype)
+    if dtype.hasobject or dtype.names is not None or dtype.kind not in "biufcV":
+        raise build(
+            StorageError,
+            where=f"{where}: array {name!r}",
+            given=f"dtype {str(dtype)[:100]}",
+            rule="an array on devices is of numbers",
+            advice="leave it out with select=",
+        )
+    number = opened.add(_Array(array, f"{where}: array {name!r}"))
+    opened.stored.append(Stored(number, name, dtype, tuple(map(int, array.shape)), 0))
+
+
+class _Array:
+    """One zarr array. What lies in a zarr chunk is read with it."""
+
+    is_remote = False
+
+    def __init__(self, array: Any, name: str) -> None:
+        self._array, self.name = array, name
+        self.gap = 0
+        self.largest = 2**62
+
+    def jobs(self, tasks: Sequence[Task]) -> list[Job]:
+        """A job for each task."""
+        return [self._job(task) for task in tasks if not _boxes.is_empty(task.box)]
+
+    def _job(self, task: Task) -> Job:
+        index = tuple(slice(a, b) for a, b in task.box)
+
+        def run() -> None:
+            try:
+                values = np.asarray(self._array[index])
+            except Exception as error:
+                raise _failed(self.name, error) from None
+            COUNT.add(values.nbytes)
+            task.write(task.place, values)
+
+        return run
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _failed(where: str, error: Exception) -> StorageError:
+    return build(
+        StorageError,
+        where=where,
+        given=f"{type(error).__name__}: {str(error)[:300]}",
+        rule="the zarr package opens the store and reads its chunks",
+        advice="look at the path, and whether the store is whole",
+    )
