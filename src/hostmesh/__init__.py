@@ -49,6 +49,8 @@ from ._sampler import ShardedSampler as ShardedSampler
 from ._shards import from_callback as from_callback
 from ._shards import from_shards as from_shards
 from ._storage._async import async_save as async_save
+from ._storage._dump import dump_local as dump_local
+from ._storage._dump import load_local as load_local
 from ._storage._explain import LoadPlan as LoadPlan
 from ._storage._inspect import TensorInfo as TensorInfo
 from ._storage._inspect import inspect as inspect

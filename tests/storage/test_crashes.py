@@ -62,6 +62,9 @@ MOMENTS = [
     *((f"process 1 at {at}", [0, at]) for at in range(1, 5)),
     *((f"both at {seed}", seed) for seed in range(8)),
 ]
+LATER = [1, 11, 27, 28, 32, 33]
+if int(os.environ.get("HOSTMESH_TEST_KILLS", "0")) < len(MOMENTS):  # each waits for a heartbeat
+    MOMENTS, LATER = [MOMENTS[i] for i in (2, 5, 7, 9, 12)], [27, 32]
 
 
 @pytest.mark.parametrize("last", [m for _, m in MOMENTS], ids=[name for name, _ in MOMENTS])
@@ -86,7 +89,7 @@ def test_killed_at_any_moment_the_file_is_whole(tmp_path: Path, last: Any) -> No
     assert safetensors.numpy.load_file(path)["w0"].tobytes() == crash.value(3)["w0"].tobytes()
 
 
-@pytest.mark.parametrize("at", [1, 11, 27, 28, 32, 33])
+@pytest.mark.parametrize("at", LATER)
 def test_killed_at_any_moment_several_files_are_whole(tmp_path: Path, at: int) -> None:
     path = tmp_path / "m.safetensors"
     index = tmp_path / "m.safetensors.index.json"

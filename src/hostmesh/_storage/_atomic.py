@@ -57,6 +57,11 @@ class Temporaries:
         self._names = [temporary(path, token, number) for number in range(len(finals))]
         self._lock = -1
 
+    @property
+    def names(self) -> list[Path]:
+        """The temporary names."""
+        return list(self._names)
+
     def make(self, heads: Sequence[bytes], sizes: Sequence[int]) -> None:
         """Makes the files, each with its first bytes and in its full size."""
         for number, (name, head, size) in enumerate(zip(self._names, heads, sizes, strict=True)):

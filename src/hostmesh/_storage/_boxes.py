@@ -10,6 +10,9 @@ from .._plan import Bounds, Shape
 # What the page cache reads at least.
 _PAGE = 4096
 
+# Runs of which at least two thirds of the pages are their own, wherever they begin.
+LEAST_RUN = 4 * _PAGE
+
 Span = tuple[int, int]
 
 

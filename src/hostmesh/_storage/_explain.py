@@ -118,6 +118,16 @@ def over_read(
     return touched / useful if useful else 1.0
 
 
+def has_short_runs(item: Item) -> bool:
+    """Whether a process may read runs of an item that are shorter than what storage gives at once."""
+    shape, whole = item.plan.shard_shape, item.wanted.shape
+    run = _boxes.run_of(whole, item.stored_itemsize, tuple((0, size) for size in shape))
+    is_plain = len(item.wanted.pieces) == 1 and all(
+        piece.axes == tuple(range(len(whole))) for piece in item.wanted.pieces
+    )
+    return not is_plain or run < _boxes.LEAST_RUN
+
+
 def wasted(
     items: Sequence[Item], sources: Sequence[Source], mode: _once.Mode, process: int
 ) -> tuple[int, int]:

@@ -76,6 +76,11 @@ class Header:
     size: int = 0
 
 
+def has(dtype: np.dtype[Any]) -> bool:
+    """Whether the format has a word for a dtype."""
+    return dtype in _DTYPES
+
+
 def header_length(prefix: bytes, size: int, where: str) -> int:
     """How many bytes of header follow the first eight of a file of `size` bytes.
 

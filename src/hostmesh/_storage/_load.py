@@ -334,6 +334,8 @@ def _in_words(function: str, items: Sequence[Item]) -> str:
 
 
 def _warn(items: Sequence[Item], opened: Opened, mode: _once.Mode, function: str) -> None:
+    if not any(map(_explain.has_short_runs, items)):
+        return
     useful, touched = _explain.wasted(items, opened.sources, mode, jax.process_index())
     if touched > _WARN_RATIO * useful and touched - useful > _WARN_BYTES:
         warnings.warn(

@@ -126,7 +126,7 @@ def level(totals: Mapping[Holders, int]) -> dict[Holders, list[int]]:
     the loads, whose minimum also has the least maximum.
 
     >>> level({(0,): 60, (0, 1): 100, (1, 2): 50})
-    {(0,): [60], (0, 1): [10, 90], (1, 2): [0, 50]}
+    {(0,): [60], (0, 1): [20, 80], (1, 2): [0, 50]}
     """
     loads: defaultdict[int, int] = defaultdict(int)
     taken: dict[Holders, list[int]] = {}
