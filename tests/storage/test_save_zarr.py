@@ -61,6 +61,7 @@ def test_arrays_of_every_layout_come_back_from_zarr(tmp_path: Path) -> None:
             oracle.assert_bits_equal(group[name][...], value, name)
         hm.barrier("read")
     assert os.listdir(tmp_path) == ["s.zarr"]
+    hm.barrier("listed")  # before the next save makes its own
     value = oracle.noise((64, 6), np.float32)
     array = on_mesh(value, meshes.KINDS["flat"].mesh(), ())
     plan = hm.save_zarr(path, array, chunks=(4, 6), explain=True)
