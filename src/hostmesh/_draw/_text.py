@@ -46,18 +46,22 @@ def text(
     ]
     if plan.process is not None and plan.topology.holds(plan.process):
         makers.append(lambda limits: local_section(plan, limits, name))
-    parts: list[Text] = []
-    for make in makers:
-        lines: list[Text] = []
-        for limits in _LADDER if ladder else [Limits(*[1 << 30] * 5)]:
-            section = make(limits)
-            lines = list(_body(section))
-            if all(len(line.plain) <= width for line in lines):
-                break
-        head = [Text(section.title, "bold"), *_wrapped(section.note, width)]
-        parts.append(Text("\n").join([*head, *lines]))
+    rungs = _LADDER if ladder else [Limits(*[1 << 30] * 5)]
+    parts = [_fitted(make, rungs, width) for make in makers]
     whole = Text("\n\n").join(parts)
     return _in_ascii(whole) if ascii_only else whole
+
+
+def _fitted(make: Callable[[Limits], Section], rungs: list[Limits], width: int) -> Text:
+    section = make(rungs[0])
+    lines = list(_body(section))
+    for limits in rungs[1:]:
+        if all(len(line.plain) <= width for line in lines):
+            break
+        section = make(limits)
+        lines = list(_body(section))
+    head = [Text(section.title, "bold"), *_wrapped(section.note, width)]
+    return Text("\n").join([*head, *lines])
 
 
 def _body(section: Section) -> Iterator[Text]:

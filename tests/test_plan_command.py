@@ -1,0 +1,66 @@
+"""`hostmesh plan`: what it shows, its numbers for programs, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from hostmesh import _cli
+
+BASE = {"--mesh": "data=4,model=2", "--processes": "4", "--spec": "data,None", "--shape": "64,128"}
+
+
+def planned(*flags: str, **changes: str) -> Result:
+    options = BASE | {f"--{name}": value for name, value in changes.items()}
+    arguments = [word for pair in options.items() for word in pair]
+    return CliRunner().invoke(_cli.main, ["plan", *arguments, *flags])
+
+
+def test_an_interleaved_mesh() -> None:
+    result = planned(order="interleaved", process="2")
+    assert result.exit_code == 0, result.output
+    for words in (
+        "Process 2 passes float32 (32, 128)",
+        "(32, 128): processes 0 1 2 3",
+        "processes 0 1: 2 chunks",
+        "8,192 a device, 16,384 on process 2, 65,536 in all",
+        "JAX's own functions refuse this mesh: the devices of process 0",
+        "x = hm.to_global(local, mesh, P('data'))",
+    ):
+        assert words in result.output
+    assert max(len(line) for line in result.output.split("What each")[0].splitlines()) <= 80
+
+
+def test_numbers_for_programs(tmp_path: Path) -> None:
+    (tmp_path / "order.json").write_text("[3, 3, 2, 2, 1, 1, 0, 0]")
+    result = planned("--json", order=str(tmp_path / "order.json"), process="3", dtype="bf16")
+    facts = json.loads(result.output)
+    assert facts["process_indices"] == [3, 3, 2, 2, 1, 1, 0, 0]
+    assert facts["bytes"] == {"device": 4096, "process": 8192, "all": 32768}
+    assert facts["jax_refuses_process"] is None
+    assert [at["device"] for at in facts["placements"]] == [0, 1]
+    assert facts["placements"][0]["global"] == [[0, 16], [0, 128]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mesh": "data"}, "given: 'data'"),
+        ({"processes": "3"}, "8 is not a positive multiple of 3"),
+        ({"spec": "data;None"}, "given: 'data;None'"),
+        ({"spec": "datum"}, "'datum' is no axis of the mesh"),
+        ({"shape": "63,128"}, "its size 63 must be a multiple of 4"),
+        ({"shape": "a"}, "given: 'a'"),
+        ({"dtype": "float7"}, "given: 'float7'"),
+        ({"order": "nowhere"}, "'nowhere': "),
+    ],
+)
+def test_what_cannot_be_is_refused_in_four_parts(changes: dict[str, str], words: str) -> None:
+    result = planned(**changes)
+    assert result.exit_code == 2
+    assert words in result.output
+    assert all(f"\n  {part}:" in result.output for part in ("given", "rule", "do"))
+    assert "Traceback" not in result.output
