@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -64,3 +66,30 @@ def test_what_cannot_be_is_refused_in_four_parts(changes: dict[str, str], words:
     assert words in result.output
     assert all(f"\n  {part}:" in result.output for part in ("given", "rule", "do"))
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("order", ["block", "interleaved", [3, 0, 1, 2, 2, 1, 0, 3]])
+def test_the_code_places_each_process_where_the_plan_does(
+    order: str | list[int], tmp_path: Path
+) -> None:
+    """Its expression on stand-ins for `jax.devices()`: their numbers, two to a process."""
+    path = tmp_path / "order.json"
+    path.write_text(json.dumps(order))
+    facts = json.loads(
+        planned("--json", order=order if isinstance(order, str) else str(path)).output
+    )
+    expression = facts["code"][-2].removeprefix("mesh = Mesh(").rpartition(", (")[0]
+    jax = SimpleNamespace(devices=lambda: list(range(8)))
+    devices = eval(expression, {"np": np, "jax": jax, "owners": facts["process_indices"]})
+    assert devices.shape == (4, 2)
+    assert (devices.ravel() // 2).tolist() == facts["process_indices"]
+    for process in range(4):  # a process's own devices in their own order
+        assert devices[devices // 2 == process].tolist() == [2 * process, 2 * process + 1]
+
+
+def test_the_documented_picture_is_what_is_drawn() -> None:
+    page = Path(__file__).resolve().parent.parent / "docs" / "pictures.md"
+    block = page.read_text("utf-8").split("```console\n")[1].split("\n```")[0]
+    command, _, shown = block.partition("\n")
+    result = CliRunner().invoke(_cli.main, command.split()[2:])
+    assert result.output.rstrip() == shown

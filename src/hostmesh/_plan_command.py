@@ -209,14 +209,15 @@ def _code(planned: Plan, processes: int, order: str) -> list[str]:
     if order == "interleaved":
         devices += f".reshape({processes}, {count // processes}).T"
     elif order != "block":
-        devices += f"[np.argsort(np.argsort(np.ravel(json.load(open({order!r}))), kind='stable'))]"
-    imports = "import hostmesh as hm, jax, numpy as np"
-    return [
-        ("import json; " if order not in ("block", "interleaved") else "")
-        + f"{imports}; from jax.sharding import Mesh, PartitionSpec as P",
+        devices += "[np.argsort(np.argsort(owners, kind='stable'))]"
+    code = [
+        "import hostmesh as hm, jax, numpy as np; from jax.sharding import Mesh, PartitionSpec as P",
         f"mesh = Mesh({devices}.reshape({sizes}), {names})",
         f"x = hm.to_global(local, mesh, {spec_in_words(planned)})",
     ]
+    if order not in ("block", "interleaved"):
+        code.insert(1, f"owners = {planned.topology.process_indices.ravel().tolist()}")
+    return code
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
