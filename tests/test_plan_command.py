@@ -57,6 +57,7 @@ def test_numbers_for_programs(tmp_path: Path) -> None:
         ({"shape": "63,128"}, "its size 63 must be a multiple of 4"),
         ({"shape": "a"}, "given: 'a'"),
         ({"dtype": "float7"}, "given: 'float7'"),
+        ({"process": "4"}, "with --processes 4 they are numbered 0 to 3"),
         ({"order": "nowhere"}, "'nowhere': "),
     ],
 )

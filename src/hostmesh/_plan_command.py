@@ -62,6 +62,14 @@ def command(
         owners = order if order in ("block", "interleaved") else _owners(order)
         topology = Topology.build(_axes(mesh), processes, owners)
         kind = _dtype(dtype)
+        if process is not None and process >= processes:
+            raise build(
+                SpecError,
+                where="--process",
+                given=str(process),
+                rule=f"with --processes {processes} they are numbered 0 to {processes - 1}",
+                advice="choose one of these, or raise --processes",
+            )
         planned = plan(topology, parse_spec(spec), global_shape=_shape(shape), process=process)
     except HostmeshError as error:
         click.echo(f"hostmesh plan: {error}", err=True)
