@@ -126,7 +126,7 @@ print("imported:", [name for name in modules if name in sys.modules])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     commands, _, imported = done.stdout.partition("Commands:")[2].partition("imported:")
     assert imported.strip() == "[]", done.stderr
-    assert [line.split()[0] for line in commands.splitlines() if line] == ["demo", "run"]
+    assert [line.split()[0] for line in commands.splitlines() if line] == ["demo", "plan", "run"]
 
 
 def test_every_command_elsewhere_is_there():

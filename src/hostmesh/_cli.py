@@ -12,7 +12,10 @@ import click
 from ._version import __version__
 
 # name -> where its click command is, and its line in `hostmesh --help`, which imports none of them.
-_ELSEWHERE = {"demo": ("hostmesh._demo:command", "Show what hostmesh does, on this machine.")}
+_ELSEWHERE = {
+    "demo": ("hostmesh._demo:command", "Show what hostmesh does, on this machine."),
+    "plan": ("hostmesh._plan_command:command", "Show who holds what of an array, without devices."),
+}
 
 
 class _Group(click.Group):

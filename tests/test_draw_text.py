@@ -1,0 +1,111 @@
+"""Text pictures: their labels, parsed back, against the brute-force oracle."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+from hypothesis import HealthCheck, given, settings
+
+import hostmesh as hm
+from hostmesh._draw._text import text
+from test_plan import Case, cases
+
+Box = tuple[tuple[int, int], ...]
+
+
+def parsed(section: str, rank: int) -> dict[tuple[str, ...], set[tuple[int, int]]]:
+    """(process, device) pairs of each cell of a section, by the labels of its panel, row, column."""
+    found: dict[tuple[str, ...], set[tuple[int, int]]] = {}
+    leading: list[str] = []
+    columns: list[str] = []
+    row, before = "", ""
+    for line in section.splitlines():
+        if line.endswith(":") and "│" not in line:
+            leading = [part.partition(") ")[2] or part.split(" ", 2)[-1] for part in split(line)]
+        if "┌" in line:
+            columns = re.findall(r"\d+(?::\d+)?(?: = \d+:\d+)?", before.rpartition("↓")[2])
+        if "│" in line:
+            label, *cells = line.split("│")[:-1]
+            row = label.strip() or row
+            for c, cell in enumerate(cells):
+                at = (*leading, row, *columns[c : c + 1])
+                held = found.setdefault(at[len(at) - rank :] if rank else (), set())
+                for words in re.findall(r"p\d+(?: d\d+)+", cell):
+                    process, *devices = map(int, re.findall(r"\d+", words))
+                    held |= {(process, device) for device in devices}
+        before = line
+    return found
+
+
+def split(line: str) -> list[str]:
+    return re.split(r", (?=dim |[a-d] )", line[:-1])
+
+
+@settings(
+    max_examples=3000,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    database=None,
+)
+@given(cases())
+def test_labels_of_random_layouts(case: Case) -> None:
+    layout, rank = case.layout, case.layout.rank
+    process = layout.processes[0]
+    plan = hm.plan(case.topology, case.spec, global_shape=case.shape, process=process)
+    whole = text(plan, ladder=False).plain
+    mesh, array, local = re.split(r"\n\n(?=Global array|Process \d)", whole)
+    devices = layout.devices()
+
+    assert parsed(mesh, len(layout.axes)) == {
+        tuple(map(str, at)): {(int(layout.owners[at]), position)} for position, at in devices
+    }
+
+    shard = [size // n for size, n in zip(case.shape, layout.counts, strict=True)]
+
+    def place(number: int, size: int) -> str:
+        return f"{number * size}:{number * size + size}"
+
+    expected: dict[tuple[str, ...], set[tuple[int, int]]] = {}
+    for position, at in devices:
+        label = tuple(map(place, layout.chunk(at), shard))
+        expected.setdefault(label, set()).add((int(layout.owners[at]), position))
+    assert parsed(array, rank) == expected
+
+    held = layout.held(process)
+    expected = {}
+    for ranks in itertools.product(*(range(len(numbers)) for numbers in held)):
+        chunk = tuple(numbers[k] for numbers, k in zip(held, ranks, strict=True))
+        label = tuple(
+            f"{place(k, s)} = {place(c, s)}" for k, c, s in zip(ranks, chunk, shard, strict=True)
+        )
+        expected.setdefault(label, set()).update(
+            (process, position)
+            for position, at in layout.devices(process)
+            if layout.chunk(at) == chunk
+        )
+    assert parsed(local, rank) == expected
+    assert local.count("░") > 0 if plan.missing() else "░" not in local
+
+
+def test_a_hole_is_hatched_and_counted() -> None:
+    topology = hm.Topology({"x": 2, "y": 2}, [0, 1, 1, 0])
+    picture = text(hm.plan(topology, ("x", "y"), global_shape=(4, 4), process=0)).plain
+    assert "2 hatched chunks on none of its devices" in " ".join(picture.split())
+    assert re.search(r"2:4 = 2:4 │ ░+ │ p0 d3 +│", picture)
+
+
+def test_large_meshes_are_abridged_to_the_width() -> None:
+    topology = hm.Topology.build({"pod": 8, "data": 64, "model": 16}, processes=2048)
+    plan = hm.plan(topology, ("data", None, "model"), global_shape=(64, 128, 4096), process=2)
+    lines = text(plan, 80).plain.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 120
+    assert "and 6 more panels like these" in lines
+    assert any("+6 processes" in line for line in lines)
+
+
+def test_ascii_has_no_other_characters() -> None:
+    topology = hm.Topology({"x": 2, "y": 2}, [0, 1, 1, 0])
+    plan = hm.plan(topology, ("x", "y"), global_shape=(4, 4), process=0)
+    assert text(plan, ascii_only=True).plain.isascii()

@@ -1,0 +1,96 @@
+"""`hostmesh plan`: what it shows, its numbers for programs, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from hostmesh import _cli
+
+BASE = {"--mesh": "data=4,model=2", "--processes": "4", "--spec": "data,None", "--shape": "64,128"}
+
+
+def planned(*flags: str, **changes: str) -> Result:
+    options = BASE | {f"--{name}": value for name, value in changes.items()}
+    arguments = [word for pair in options.items() for word in pair]
+    return CliRunner().invoke(_cli.main, ["plan", *arguments, *flags])
+
+
+def test_an_interleaved_mesh() -> None:
+    result = planned(order="interleaved", process="2")
+    assert result.exit_code == 0, result.output
+    for words in (
+        "Process 2 passes float32 (32, 128)",
+        "(32, 128): processes 0 1 2 3",
+        "processes 0 1: 2 chunks",
+        "8,192 a device, 16,384 on process 2, 65,536 in all",
+        "JAX's own functions refuse this mesh: the devices of process 0",
+        "x = hm.to_global(local, mesh, P('data'))",
+    ):
+        assert words in result.output
+    assert max(len(line) for line in result.output.split("What each")[0].splitlines()) <= 80
+
+
+def test_numbers_for_programs(tmp_path: Path) -> None:
+    (tmp_path / "order.json").write_text("[3, 3, 2, 2, 1, 1, 0, 0]")
+    result = planned("--json", order=str(tmp_path / "order.json"), process="3", dtype="bf16")
+    facts = json.loads(result.output)
+    assert facts["process_indices"] == [3, 3, 2, 2, 1, 1, 0, 0]
+    assert facts["bytes"] == {"device": 4096, "process": 8192, "all": 32768}
+    assert facts["jax_refuses_process"] is None
+    assert [at["device"] for at in facts["placements"]] == [0, 1]
+    assert facts["placements"][0]["global"] == [[0, 16], [0, 128]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mesh": "data"}, "given: 'data'"),
+        ({"processes": "3"}, "8 is not a positive multiple of 3"),
+        ({"spec": "data;None"}, "given: 'data;None'"),
+        ({"spec": "datum"}, "'datum' is no axis of the mesh"),
+        ({"shape": "63,128"}, "its size 63 must be a multiple of 4"),
+        ({"shape": "a"}, "given: 'a'"),
+        ({"dtype": "float7"}, "given: 'float7'"),
+        ({"process": "4"}, "with --processes 4 they are numbered 0 to 3"),
+        ({"order": "nowhere"}, "'nowhere': "),
+    ],
+)
+def test_what_cannot_be_is_refused_in_four_parts(changes: dict[str, str], words: str) -> None:
+    result = planned(**changes)
+    assert result.exit_code == 2
+    assert words in result.output
+    assert all(f"\n  {part}:" in result.output for part in ("given", "rule", "do"))
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("order", ["block", "interleaved", [3, 0, 1, 2, 2, 1, 0, 3]])
+def test_the_code_places_each_process_where_the_plan_does(
+    order: str | list[int], tmp_path: Path
+) -> None:
+    """Its expression on stand-ins for `jax.devices()`: their numbers, two to a process."""
+    path = tmp_path / "order.json"
+    path.write_text(json.dumps(order))
+    facts = json.loads(
+        planned("--json", order=order if isinstance(order, str) else str(path)).output
+    )
+    expression = facts["code"][-2].removeprefix("mesh = Mesh(").rpartition(", (")[0]
+    jax = SimpleNamespace(devices=lambda: list(range(8)))
+    devices = eval(expression, {"np": np, "jax": jax, "owners": facts["process_indices"]})
+    assert devices.shape == (4, 2)
+    assert (devices.ravel() // 2).tolist() == facts["process_indices"]
+    for process in range(4):  # a process's own devices in their own order
+        assert devices[devices // 2 == process].tolist() == [2 * process, 2 * process + 1]
+
+
+def test_the_documented_picture_is_what_is_drawn() -> None:
+    page = Path(__file__).resolve().parent.parent / "docs" / "pictures.md"
+    block = page.read_text("utf-8").split("```console\n")[1].split("\n```")[0]
+    command, _, shown = block.partition("\n")
+    result = CliRunner().invoke(_cli.main, command.split()[2:])
+    assert result.output.rstrip() == shown
