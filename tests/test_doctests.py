@@ -24,8 +24,8 @@ def public() -> dict[str, object]:
         if inspect.isroutine(thing) or inspect.isclass(thing)
         else type(thing)
         for module in (hostmesh, multihost_utils)
-        for name, thing in vars(module).items()
-        if not name.startswith("_")
+        for name in dir(module)
+        if not name.startswith("_") and (thing := getattr(module, name)) is not None
     }
     return {
         name: thing for name, thing in things.items() if thing.__module__.startswith("hostmesh")

@@ -1,67 +1,10 @@
-"""hostmesh: host-local values to global JAX arrays and back, on any mesh of several processes."""
+"""hostmesh: host-local values to global JAX arrays and back, on any mesh of several processes.
 
-from ._check import assert_equal as assert_equal
-from ._collectives import allgather as allgather
-from ._collectives import barrier as barrier
-from ._collectives import broadcast as broadcast
-from ._collectives import gather as gather
-from ._config import config as config
-from ._convert import to_global as to_global
-from ._convert import to_local as to_local
-from ._coordination import channel as channel
-from ._data_shard import DataShard as DataShard
-from ._data_shard import data_shard as data_shard
-from ._decisions import agreed_key as agreed_key
-from ._decisions import agreed_seed as agreed_seed
-from ._decisions import all_processes as all_processes
-from ._decisions import any_process as any_process
-from ._decisions import same_choice as same_choice
-from ._decisions import together as together
-from ._errors import ClusterError as ClusterError
-from ._errors import DivergenceError as DivergenceError
-from ._errors import FeedError as FeedError
-from ._errors import HostmeshError as HostmeshError
-from ._errors import ShapeError as ShapeError
-from ._errors import SpecError as SpecError
-from ._errors import StorageError as StorageError
-from ._errors import StragglerError as StragglerError
-from ._evaluate import Evaluation as Evaluation
-from ._evaluate import evaluate as evaluate
-from ._evaluate import gather_valid as gather_valid
-from ._exchange import exchange as exchange
-from ._exchange import scatter as scatter
-from ._feed._feeder import Feeder as Feeder
-from ._feed._feeder import Padded as Padded
-from ._feed._ragged import Ragged as Ragged
-from ._initialize import initialize as initialize
-from ._objects import allgather_object as allgather_object
-from ._objects import broadcast_object as broadcast_object
-from ._objects import scatter_object as scatter_object
-from ._outward import is_locally_complete as is_locally_complete
-from ._outward import to_numpy as to_numpy
-from ._plan import Placement as Placement
-from ._plan import Plan as Plan
-from ._plan import plan as plan
-from ._reduce import reduce as reduce
-from ._replicate import replicate as replicate
-from ._reshard import reshard as reshard
-from ._sampler import ShardedSampler as ShardedSampler
-from ._shards import from_callback as from_callback
-from ._shards import from_shards as from_shards
-from ._storage._async import async_save as async_save
-from ._storage._dump import dump_local as dump_local
-from ._storage._dump import load_local as load_local
-from ._storage._explain import LoadPlan as LoadPlan
-from ._storage._inspect import TensorInfo as TensorInfo
-from ._storage._inspect import inspect as inspect
-from ._storage._load import load_npy as load_npy
-from ._storage._load import load_safetensors as load_safetensors
-from ._storage._load import load_zarr as load_zarr
-from ._storage._pending import SaveHandle as SaveHandle
-from ._storage._plan import SavePlan as SavePlan
-from ._storage._save import save_safetensors as save_safetensors
-from ._storage._save_npy import save_npy as save_npy
-from ._storage._save_zarr import save_zarr as save_zarr
-from ._storage._wanted import Join as Join
-from ._topology import Topology as Topology
-from ._version import __version__ as __version__
+The public names are those of `__init__.pyi`; each is loaded when it is first used.
+"""
+
+import lazy_loader
+
+from . import _initialize as _initialize  # sees from now on which line starts a backend
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
