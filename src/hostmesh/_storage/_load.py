@@ -182,6 +182,16 @@ def load_zarr(
     Returns:
       The global array of a zarr array, which is named `"array"` where names count; of a group a dict
       by path within it.
+
+    >>> import hostmesh, jax, numpy as np, os, tempfile, zarr
+    >>> from jax.sharding import Mesh, PartitionSpec as P
+    >>> mesh = Mesh(jax.devices(), "x")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     values = np.arange(4 * jax.device_count(), dtype=np.int32)
+    ...     store = zarr.save(os.path.join(folder, "x.zarr"), values)
+    ...     x = hostmesh.load_zarr(os.path.join(folder, "x.zarr"), mesh, P("x"))
+    >>> x.addressable_shards[0].data.shape
+    (4,)
     """
     from ._zarr import is_array, open_zarr
 
