@@ -62,6 +62,10 @@ def test_arrays_of_every_layout_come_back_from_zarr(tmp_path: Path) -> None:
         hm.barrier("read")
     assert os.listdir(tmp_path) == ["s.zarr"]
     hm.barrier("listed")  # before the next save makes its own
+    zero = np.full((16, 4), -0.0, np.float32)  # equal to zarr's fill value, but for its bits
+    hm.save_zarr(path, {"zero": on_mesh(zero, meshes.KINDS["flat"].mesh(), ("x",))})
+    oracle.assert_bits_equal(zarr.open_group(path, mode="r")["zero"][...], zero)
+    hm.barrier("read zeros")
     value = oracle.noise((64, 6), np.float32)
     array = on_mesh(value, meshes.KINDS["flat"].mesh(), ())
     plan = hm.save_zarr(path, array, chunks=(4, 6), explain=True)

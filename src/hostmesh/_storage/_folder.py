@@ -62,12 +62,11 @@ def _exchange(one: Path, other: Path) -> bool:
 def sync_files(files: list[Path]) -> None:
     """Makes files durable, and the folders that they lie in."""
     for file in files:
-        with contextlib.suppress(FileNotFoundError):  # chunks of zeros are not stored
-            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     for folder in {file.parent for file in files}:
         with contextlib.suppress(FileNotFoundError):
             sync_folder(folder)

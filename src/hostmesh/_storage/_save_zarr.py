@@ -226,7 +226,9 @@ def _fill(path: Path, leaves: Mapping[str, Leaf], pieces: Sequence[Piece]) -> No
     files: list[Path] = []
     for number in sorted({piece.tensor for piece in pieces}):
         leaf = values[number]
-        array = zarr.open_array(path, path=leaf.name, mode="r+")
+        # Without looking for chunks of the fill value, at which NumPy warns of signalling NaNs.
+        whole = {"write_empty_chunks": True}
+        array = zarr.open_array(path, path=leaf.name, mode="r+", config=whole)
         source = Source(leaf.value)
         for piece in pieces:
             if piece.tensor != number:
