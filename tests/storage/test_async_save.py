@@ -57,6 +57,7 @@ def test_what_is_saved_is_what_was_there_at_the_call(public: bool, tmp_path: Pat
     hm.barrier("read")
 
 
+@pytest.mark.private_names
 @pytest.mark.multiprocess
 def test_the_caller_goes_on_while_it_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -83,6 +84,7 @@ def test_the_caller_goes_on_while_it_writes(
     hm.barrier("read")
 
 
+@pytest.mark.private_names
 @pytest.mark.multiprocess
 def test_errors_come_out_at_wait_or_at_the_next_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -67,6 +67,7 @@ if int(os.environ.get("HOSTMESH_TEST_KILLS", "0")) < len(MOMENTS):  # each waits
     MOMENTS, LATER = [MOMENTS[i] for i in (2, 5, 7, 9, 12)], [27, 32]
 
 
+@pytest.mark.private_names
 @pytest.mark.parametrize("last", [m for _, m in MOMENTS], ids=[name for name, _ in MOMENTS])
 def test_killed_at_any_moment_the_file_is_whole(tmp_path: Path, last: Any) -> None:
     path = tmp_path / "m.safetensors"
@@ -89,6 +90,7 @@ def test_killed_at_any_moment_the_file_is_whole(tmp_path: Path, last: Any) -> No
     assert safetensors.numpy.load_file(path)["w0"].tobytes() == crash.value(3)["w0"].tobytes()
 
 
+@pytest.mark.private_names
 @pytest.mark.parametrize("at", LATER)
 def test_killed_at_any_moment_several_files_are_whole(tmp_path: Path, at: int) -> None:
     path = tmp_path / "m.safetensors"
@@ -209,6 +211,7 @@ def test_a_folder_that_is_not_shared_is_an_error_on_all(
     assert os.listdir(own) == []
 
 
+@pytest.mark.private_names
 @pytest.mark.multiprocess
 def test_a_process_that_stays_away_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "m"
