@@ -45,10 +45,12 @@ class Line:
             self._write(f"{self._nbytes // _MIB} MiB, done", last=True)
 
     def _write(self, words: str, last: bool = False) -> None:
-        # On a terminal each line takes the place of the one before.
-        before, after = ("\r\x1b[K", "\n" if last else "") if sys.stderr.isatty() else ("", "\n")
-        what = self._what or f"between {name_processes(self._members)}"
-        text = f"hostmesh: {what}: {words}"
-        sys.stderr.write(f"{before}{text}{after}")
-        sys.stderr.flush()
+        write_line(f"{self._what or f'between {name_processes(self._members)}'}: {words}", last)
         self._shown = True
+
+
+def write_line(words: str, last: bool) -> None:
+    """Writes a line on standard error; on a terminal it takes the place of the one before."""
+    before, after = ("\r\x1b[K", "\n" if last else "") if sys.stderr.isatty() else ("", "\n")
+    sys.stderr.write(f"{before}hostmesh: {words}{after}")
+    sys.stderr.flush()

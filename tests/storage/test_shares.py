@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import oracle
-from hostmesh._storage import _shares
+from hostmesh._storage import _boxes, _shares
 from hostmesh._storage._runs import runs
 from hostmesh._storage._shares import Box, Piece, Tensor
 
@@ -27,7 +27,7 @@ def whole(shape, holders, file=0, start=0, itemsize=4):
 
 def loads_of(tensors, shares):
     return {
-        process: sum(_shares.size_of(p.place) * tensors[p.tensor].itemsize for p in own)
+        process: sum(_boxes.elements(p.place) * tensors[p.tensor].itemsize for p in own)
         for process, own in shares.items()
     }
 
@@ -58,7 +58,7 @@ boxes = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), max_size=4).ma
 
 @given(box=boxes, data=st.data())
 def test_runs_of_elements_are_places_in_their_order(box, data):
-    size = _shares.size_of(box)
+    size = _boxes.elements(box)
     first = data.draw(st.integers(0, size))
     last = data.draw(st.integers(first, size))
     expected = list(itertools.product(*(range(*cut) for cut in box)))[first:last]
@@ -70,8 +70,8 @@ def test_runs_of_elements_are_places_in_their_order(box, data):
     assert found == expected
     most = data.draw(st.integers(1, 100))
     parts = list(_shares.batches(box, most))
-    assert sum(map(_shares.size_of, parts)) == size
-    assert max(map(_shares.size_of, parts)) <= most
+    assert sum(map(_boxes.elements, parts)) == size
+    assert max(map(_boxes.elements, parts)) <= most
 
 
 @given(box=boxes, data=st.data())

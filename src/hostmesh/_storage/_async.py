@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-import jax
-
 from .. import _jax
-from .._check import assert_equal
 from .._coordination import members_of, telling
 from .._trees import Tree
 from ._leaves import named
-from ._pending import SaveHandle, begin, settle
-from ._save import Replicas, prepare
+from ._pending import SaveHandle, begin
+from ._save import Replicas, begun, prepare
 from ._together import run
 from ._writing import copied
 
@@ -57,15 +54,15 @@ def async_save(
     ['model.safetensors']
     """
     name = f"async_save({os.fspath(path)!r})"
-    with telling(name):
-        settle()
-        prepared = prepare(name, path, tree, max_file_bytes, metadata, replicas, progress)
-    if replicas == "check":
-        assert_equal(dict(named(tree, name)), name=name)
+    prepared = begun(
+        name,
+        lambda: prepare(name, path, tree, max_file_bytes, metadata, replicas, progress),
+        lambda: named(tree, name),
+        replicas,
+    )
     save = prepared.save
     with telling(name):
-        mine = prepared.plan.pieces.get(jax.process_index(), ())
-        made = copied(save.tensors, mine, prepared.values)
+        made = copied(save.tensors, prepared.mine, prepared.values)
     del prepared
     # On public names alone a round of agreement is a collective, and these are the main thread's.
     here = _jax.store() is None and len(members_of(None, name)) > 1

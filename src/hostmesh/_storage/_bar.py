@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import TypeAlias
@@ -10,6 +9,7 @@ from typing import TypeAlias
 import jax
 
 from .._config import config
+from .._progress import write_line
 
 Progress: TypeAlias = "bool | Callable[[int, int], object] | None"
 
@@ -37,13 +37,9 @@ class Bar:
             self._call(self._done, self._total)
         elif self._shows and (now >= self._next or self._done >= self._total):
             rate = self._done / max(now - self._start, 1e-9) / _MIB
-            last = self._done >= self._total
-            before, after = ("\r\x1b[K", "\n" if last else "")
-            if not sys.stderr.isatty():
-                before, after = "", "\n"
-            sys.stderr.write(
-                f"{before}hostmesh: {self._words}: {self._done // _MIB} of {self._total // _MIB}"
-                f" MiB on process 0, {rate:.0f} MiB/s{after}"
+            write_line(
+                f"{self._words}: {self._done // _MIB} of {self._total // _MIB}"
+                f" MiB on process 0, {rate:.0f} MiB/s",
+                last=self._done >= self._total,
             )
-            sys.stderr.flush()
             self._next = now + _INTERVAL

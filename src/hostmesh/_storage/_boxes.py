@@ -35,6 +35,15 @@ def is_empty(box: Bounds) -> bool:
     return any(a >= b for a, b in box)
 
 
+def offset_of(shape: Shape, itemsize: int, box: Bounds) -> int:
+    """The first byte of a box.
+
+    >>> offset_of((4, 4), 2, ((1, 3), (2, 4)))
+    12
+    """
+    return sum(a * s for (a, _), s in zip(box, strides_of(shape, itemsize), strict=True))
+
+
 def span_of(shape: Shape, itemsize: int, box: Bounds) -> Span:
     """The first byte of a box that is not empty, and the one after its last.
 
@@ -42,9 +51,8 @@ def span_of(shape: Shape, itemsize: int, box: Bounds) -> Span:
     (6, 12)
     """
     strides = strides_of(shape, itemsize)
-    first = sum(a * s for (a, _), s in zip(box, strides, strict=True))
     last = sum((b - 1) * s for (_, b), s in zip(box, strides, strict=True))
-    return first, last + itemsize
+    return offset_of(shape, itemsize, box), last + itemsize
 
 
 def run_of(shape: Shape, itemsize: int, box: Bounds) -> int:
@@ -59,13 +67,6 @@ def run_of(shape: Shape, itemsize: int, box: Bounds) -> int:
         if b - a != size:
             break
     return length
-
-
-def is_run(shape: Shape, itemsize: int, box: Bounds) -> bool:
-    """Whether all bytes of a box lie together."""
-    return (
-        run_of(shape, itemsize, box) >= elements(box) * itemsize or _gap(shape, itemsize, box) == 0
-    )
 
 
 def elements(box: Bounds) -> int:

@@ -31,6 +31,7 @@ from .._verdict import name_processes
 from . import _atomic, _format
 from ._leaves import named
 from ._local import LocalFile
+from ._resolve import read_header
 from ._writing import write_all
 
 HostArray: TypeAlias = npt.NDArray[Any]
@@ -306,8 +307,7 @@ def _read(folder: Path, where: str) -> tuple[dict[str, _Leaf], list[int]]:
 def _leaves_of(path: Path, process: int, where: str) -> list[_Leaf]:
     file = LocalFile(path)
     try:
-        length = _format.header_length(file.read(0, min(8, file.size)), file.size, where)
-        header = _format.parse(file.read(8, length), file.size, where)
+        header = read_header(file, where)
         data = file.mapped()
     finally:
         file.close()

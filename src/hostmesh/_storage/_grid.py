@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from .._plan import Bounds, Shape
-from ._shares import Box, Holders, size_of
+from ._boxes import elements
+from ._shares import Box, Holders
 
 # About how large a chunk is where nobody says.
 CHUNK_BYTES = 16 * 2**20
@@ -50,9 +51,9 @@ def holders_of(place: Bounds, boxes: Sequence[Box]) -> Holders:
         cuts = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(place, box.place, strict=True)]
         if all(a < b for a, b in cuts):
             for process in box.holders:
-                held[process] += size_of(tuple(cuts))
+                held[process] += elements(tuple(cuts))
     # Boxes do not overlap: each element is in one.
-    return tuple(sorted(process for process, n in held.items() if n == size_of(place)))
+    return tuple(sorted(process for process, n in held.items() if n == elements(place)))
 
 
 def deal(
@@ -68,6 +69,6 @@ def deal(
     for item in sorted(items, key=lambda item: (len(items[item]), item)):
         number, place = item
         writer = min(items[item], key=lambda process: (loads[process], process))
-        loads[writer] += size_of(place) * itemsizes[number]
+        loads[writer] += elements(place) * itemsizes[number]
         writers[item] = writer
     return writers

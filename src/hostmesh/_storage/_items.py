@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
-import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -181,8 +180,3 @@ def described(items: Sequence[Item]) -> str:
     return ";".join(
         f"{i.wanted} {i.asked} {i.plan.axes} {i.plan.topology.axes} {i.recipe.dtype}" for i in items
     )
-
-
-def process_index() -> int:
-    """This process."""
-    return jax.process_index()

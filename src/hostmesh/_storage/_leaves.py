@@ -15,7 +15,8 @@ from .._errors import StorageError, build
 from .._outward import to_numpy
 from .._plan import Shape
 from .._trees import Tree
-from ._shares import Box, boxes_of, size_of
+from ._boxes import elements
+from ._shares import Box, boxes_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def named(tree: Tree, function: str, joint: str = ".") -> dict[str, Any]:
     found: dict[str, Any] = {}
     paths: dict[str, str] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name = joint.join(_word(key) for key in path)
+        name = name_of(path, joint)
         shown = jax.tree_util.keystr(path)
         if not path:
             raise build(
@@ -64,6 +65,11 @@ def named(tree: Tree, function: str, joint: str = ".") -> dict[str, Any]:
             )
         found[name], paths[name] = leaf, shown
     return found
+
+
+def name_of(path: Sequence[Any], joint: str = ".") -> str:
+    """The name of a leaf by its key path."""
+    return joint.join(map(_word, path))
 
 
 def _word(key: Any) -> str:
@@ -94,7 +100,7 @@ def leaf_of(name: str, value: Any, members: Sequence[int], function: str) -> Lea
     host = to_numpy(value) if isinstance(value, jax.Array) else _values.as_host_array(value, where)
     host = np.asarray(host, host.dtype.newbyteorder("="), order="C")
     whole = tuple((0, size) for size in host.shape)
-    boxes = (Box(whole, tuple(members)),) if size_of(whole) else ()
+    boxes = (Box(whole, tuple(members)),) if elements(whole) else ()
     mark = ""
     if len(members) > 1:
         mark = xxhash.xxh3_64_hexdigest(host.reshape(-1).view(np.uint8).data)

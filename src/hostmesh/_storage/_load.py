@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 import jax
 import msgpack
@@ -23,6 +23,7 @@ from .._trees import Tree
 from . import _bar, _budget, _explain, _once, _reading
 from ._bar import Progress
 from ._items import Item, Specs, described, items_of, loads_of, members_of
+from ._leaves import name_of
 from ._npy import add_npy
 from ._resolve import Opened, Paths, add_safetensors, open_all
 from ._wanted import Axes, DType, Join, Names, Rename, Wanted, abridged, wanted_of
@@ -31,6 +32,43 @@ Replicas: TypeAlias = Literal["auto", "read", "once"]
 Transpose: TypeAlias = "Mapping[str, Axes] | Sequence[str] | str | None"
 
 _WARN_RATIO, _WARN_BYTES = 2.0, 2**20
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The keywords of all loads; see `load_safetensors`."""
+
+    dtype: DType | None = None
+    rename: Rename | None = None
+    select: Names | None = None
+    join: Mapping[str, Join] | None = None
+    transpose: Transpose = None
+    like: Tree = None
+    threads: int | None = None
+    progress: Progress = None
+    replicas: Replicas = "auto"
+    explain: bool = False
+
+    @property
+    def keeps_names(self) -> bool:
+        """Whether a single array is still what is asked for, rather than a dict or tree."""
+        changed = (self.like, self.rename, self.join)
+        return not self.explain and all(option is None for option in changed)
+
+
+class LoadOptions(TypedDict, total=False):
+    """`_Options`, for those who check types."""
+
+    dtype: DType | None
+    rename: Rename | None
+    select: Names | None
+    join: Mapping[str, Join] | None
+    transpose: Transpose
+    like: Tree
+    threads: int | None
+    progress: Progress
+    replicas: Replicas
+    explain: bool
 
 
 def load_safetensors(
@@ -105,25 +143,14 @@ def load_safetensors(
     options = _Options(
         dtype, rename, select, join, transpose, like, threads, progress, replicas, explain
     )
-    opener = _opener(path, add_safetensors)
-    return _load("load_safetensors", opener, mesh, specs, options)
+    return _load("load_safetensors", lambda: open_all(path, add_safetensors), mesh, specs, options)
 
 
 def load_npy(
     path: Paths,
     mesh: Mesh | None,
     specs: Specs,
-    *,
-    dtype: DType | None = None,
-    rename: Rename | None = None,
-    select: Names | None = None,
-    join: Mapping[str, Join] | None = None,
-    transpose: Transpose = None,
-    like: Tree = None,
-    threads: int | None = None,
-    progress: Progress = None,
-    replicas: Replicas = "auto",
-    explain: bool = False,
+    **options: Unpack[LoadOptions],
 ) -> Any:
     """Loads a `.npy` or `.npz` file onto a mesh; arguments and errors as in `load_safetensors`.
 
@@ -146,30 +173,14 @@ def load_npy(
     >>> x.addressable_shards[0].data.shape
     (4,)
     """
-    options = _Options(
-        dtype, rename, select, join, transpose, like, threads, progress, replicas, explain
-    )
-    found = _load("load_npy", _opener(path, add_npy), mesh, specs, options)
-    alone = isinstance(path, str | os.PathLike) and os.fspath(path).endswith(".npy")
-    is_plain = alone and like is None and not explain and rename is None and join is None
-    return found["array"] if is_plain else found
+    return _load("load_npy", lambda: open_all(path, add_npy), mesh, specs, _Options(**options))
 
 
 def load_zarr(
     store: Any,
     mesh: Mesh | None,
     specs: Specs,
-    *,
-    dtype: DType | None = None,
-    rename: Rename | None = None,
-    select: Names | None = None,
-    join: Mapping[str, Join] | None = None,
-    transpose: Transpose = None,
-    like: Tree = None,
-    threads: int | None = None,
-    progress: Progress = None,
-    replicas: Replicas = "auto",
-    explain: bool = False,
+    **options: Unpack[LoadOptions],
 ) -> Any:
     """Loads a zarr array or group (format 2 or 3) onto a mesh, by the `zarr` package.
 
@@ -193,39 +204,9 @@ def load_zarr(
     >>> x.addressable_shards[0].data.shape
     (4,)
     """
-    from ._zarr import is_array, open_zarr
+    from ._zarr import open_zarr
 
-    options = _Options(
-        dtype, rename, select, join, transpose, like, threads, progress, replicas, explain
-    )
-    found = _load("load_zarr", lambda: open_zarr(store), mesh, specs, options)
-    is_plain = like is None and not explain and rename is None and join is None
-    return found["array"] if is_plain and is_array(store) else found
-
-
-class _Options:
-    def __init__(
-        self,
-        dtype: DType | None,
-        rename: Rename | None,
-        select: Names | None,
-        join: Mapping[str, Join] | None,
-        transpose: Transpose,
-        like: Tree,
-        threads: int | None,
-        progress: Progress,
-        replicas: str,
-        explain: bool,
-    ) -> None:
-        self.dtype, self.rename, self.select, self.join = dtype, rename, select, join
-        self.transpose, self.like, self.threads = transpose, like, threads
-        self.progress, self.replicas, self.explain = progress, replicas, explain
-
-
-def _opener(
-    path: Paths, add: Callable[[Opened, str | os.PathLike[str]], None]
-) -> Callable[[], Opened]:
-    return lambda: open_all(path, add)
+    return _load("load_zarr", lambda: open_zarr(store), mesh, specs, _Options(**options))
 
 
 def _load(
@@ -291,6 +272,8 @@ def _load(
                 function,
             )
     found = {item.wanted.name: array for item, array in zip(items, arrays, strict=True)}
+    if opened.is_single and options.keeps_names:
+        return found[opened.stored[0].name]
     return found if wanted_by is None else wanted_by.filled(found)
 
 
@@ -362,8 +345,8 @@ class _Like:
     def __init__(self, tree: Tree, where: str) -> None:
         self._where = where
         leaves, self._structure = jax.tree_util.tree_flatten_with_path(tree)
-        self._leaves = {".".join(map(_key, path)): leaf for path, leaf in leaves}
-        self._names = [".".join(map(_key, path)) for path, _ in leaves]
+        self._leaves = {name_of(path): leaf for path, leaf in leaves}
+        self._names = [name_of(path) for path, _ in leaves]
         self.dtypes: dict[str, Any] = {n: x.dtype for n, x in self._leaves.items()}
         self.specs: dict[str, Any] = {
             n: x.sharding
@@ -397,10 +380,3 @@ class _Like:
     def filled(self, found: Mapping[str, jax.Array]) -> Tree:
         """The pytree with its arrays."""
         return jax.tree.unflatten(self._structure, [found[name] for name in self._names])
-
-
-def _key(entry: Any) -> str:
-    for name in ("key", "name", "idx"):
-        if hasattr(entry, name):
-            return str(getattr(entry, name))
-    return str(entry)

@@ -39,8 +39,8 @@ def add_npy(opened: Opened, path: str | os.PathLike[str]) -> None:
         _add_npz(opened, number, file)
         return
     head = file.read(0, min(file.size, _MOST_HEADER))
-    stem = "array"
-    opened.stored.append(_stored(number, stem, head, 0, file.size, name))
+    opened.stored.append(_stored(number, "array", head, 0, file.size, name))
+    opened.is_single = True
 
 
 def _add_npz(opened: Opened, number: int, file: File) -> None:

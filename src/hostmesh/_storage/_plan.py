@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ._boxes import elements
 from ._runs import runs
-from ._shares import Piece, Tensor, size_of
+from ._shares import Piece, Tensor
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def plan_of(
     """The plan of shares."""
     own = {process: pieces.get(process, ()) for process in members}
     written = {
-        process: sum(size_of(p.place) * tensors[p.tensor].itemsize for p in share)
+        process: sum(elements(p.place) * tensors[p.tensor].itemsize for p in share)
         for process, share in own.items()
     }
     calls = {

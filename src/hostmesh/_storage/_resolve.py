@@ -43,9 +43,13 @@ def open_file(path: Path_) -> File:
 
 
 class Opened:
-    """Files that are open, and the tensors in them. To be closed."""
+    """Files that are open, and the tensors in them. To be closed.
+
+    `is_single`: it is one array that has no name of its own.
+    """
 
     def __init__(self) -> None:
+        self.is_single = False
         self.sources: list[Source] = []
         self.stored: list[Stored] = []
 
@@ -67,6 +71,7 @@ def open_all(path: Paths, add: Callable[[Opened, Path_], None]) -> Opened:
         listed = [path] if isinstance(path, str | os.PathLike) else list(path)
         for each in listed:
             add(opened, each)
+        opened.is_single &= isinstance(path, str | os.PathLike)
         names: dict[str, str] = {}
         for stored in opened.stored:
             here = opened.sources[stored.source].name
@@ -172,12 +177,16 @@ def _add_index(opened: Opened, path: str) -> None:
         _add_file(opened, _within(folder, file_name), names[file_name])
 
 
+def read_header(file: File, where: str) -> _format.Header:
+    """The header of a safetensors file."""
+    length = _format.header_length(file.read(0, min(8, file.size)), file.size, where)
+    return _format.parse(file.read(8, length), file.size, where)
+
+
 def _add_file(opened: Opened, path: str, names: list[str] | None) -> None:
     file = open_file(path)
     number = opened.add(file)
-    prefix = file.read(0, min(8, file.size))
-    length = _format.header_length(prefix, file.size, path)
-    header = _format.parse(file.read(8, length), file.size, path)
+    header = read_header(file, path)
     if names is not None and (lacking := [n for n in names if n not in header.entries]):
         _refuse(
             path,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ._shares import Piece, Tensor, offset_of, run_length, size_of
+from ._boxes import offset_of, run_of, strides_of
+from ._shares import Piece, Tensor
 
 
 def runs(tensor: Tensor, piece: Piece) -> tuple[int, npt.NDArray[np.int64]]:
@@ -16,24 +17,17 @@ def runs(tensor: Tensor, piece: Piece) -> tuple[int, npt.NDArray[np.int64]]:
     >>> length, starts.tolist()
     (4, [102, 110])
     """
-    place = piece.place
-    length = run_length(tensor.shape, place)
-    starts = np.array([offset_of(tensor.shape, place)], np.int64)
-    count = size_of(place) // length
-    stride = 1
+    place, itemsize = piece.place, tensor.itemsize
+    length = run_of(tensor.shape, itemsize, place)
+    first = tensor.start + offset_of(tensor.shape, itemsize, place)
+    starts = np.array([first], np.int64)
     # From the innermost axis that is not within a run to the outermost.
-    strides: list[tuple[int, int]] = []
-    for size, (start, stop) in zip(reversed(tensor.shape), reversed(place), strict=True):
-        strides.append((stop - start, stride))
-        stride *= size
-    inner = 1
-    outer: list[tuple[int, int]] = []
-    for taken, step in strides:
+    inner = itemsize
+    for (a, b), step in zip(
+        reversed(place), reversed(strides_of(tensor.shape, itemsize)), strict=True
+    ):
         if inner < length:
-            inner *= taken
-        elif taken > 1:
-            outer.append((taken, step))
-    for taken, step in outer:
-        starts = (np.arange(taken, dtype=np.int64)[:, None] * step + starts).reshape(-1)
-    assert len(starts) == count
-    return length * tensor.itemsize, tensor.start + starts * tensor.itemsize
+            inner *= b - a
+        else:
+            starts = (np.arange(b - a, dtype=np.int64)[:, None] * step + starts).reshape(-1)
+    return length, starts

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 import jax
 
@@ -20,7 +20,7 @@ from . import _files, _format
 from ._leaves import Leaf, digest, leaf_of, named
 from ._pending import settle
 from ._plan import SavePlan, plan_of
-from ._shares import Tensor, share_out
+from ._shares import Piece, Tensor, share_out
 from ._together import File, Save, run
 from ._writing import blocks
 
@@ -34,6 +34,11 @@ class Prepared:
     save: Save
     values: tuple[Any, ...]
     plan: SavePlan
+
+    @property
+    def mine(self) -> Sequence[Piece]:
+        """What this process writes."""
+        return self.plan.pieces.get(jax.process_index(), ())
 
 
 @overload
@@ -119,14 +124,34 @@ def save_safetensors(
     name = f"save_safetensors({os.fspath(path)!r})"
     if explain:
         return prepare(name, path, tree, max_file_bytes, metadata, replicas, progress).plan
+    prepared = begun(
+        name,
+        lambda: prepare(name, path, tree, max_file_bytes, metadata, replicas, progress),
+        lambda: named(tree, name),
+        replicas,
+    )
+    carry_out(prepared)
+    return None
+
+
+PreparedT = TypeVar("PreparedT")
+
+
+def begun(
+    name: str, prepare: Callable[[], PreparedT], compared: Callable[[], Tree], replicas: str
+) -> PreparedT:
+    """What `prepare` plans, after the save in the background, and with replicas compared if asked."""
     with telling(name):
         settle()
-        prepared = prepare(name, path, tree, max_file_bytes, metadata, replicas, progress)
+        prepared = prepare()
     if replicas == "check":
-        assert_equal(dict(named(tree, name)), name=name)
-    mine = prepared.plan.pieces.get(jax.process_index(), ())
-    run(prepared.save, blocks(prepared.save.tensors, mine, prepared.values))
-    return None
+        assert_equal(compared(), name=name)
+    return prepared
+
+
+def carry_out(prepared: Prepared) -> None:
+    """Saves what is planned, on all processes."""
+    run(prepared.save, blocks(prepared.save.tensors, prepared.mine, prepared.values))
 
 
 def prepare(

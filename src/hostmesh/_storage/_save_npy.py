@@ -6,19 +6,15 @@ import io
 import os
 from typing import Any, Literal, overload
 
-import jax
 import numpy as np
 
-from .._check import assert_equal
-from .._coordination import members_of, telling
+from .._coordination import members_of
 from .._errors import StorageError, build
 from ._leaves import Leaf, digest, leaf_of
-from ._pending import settle
 from ._plan import SavePlan, plan_of
-from ._save import Prepared, Replicas, check_replicas, local_path
+from ._save import Prepared, Replicas, begun, carry_out, check_replicas, local_path
 from ._shares import Tensor, share_out
-from ._together import File, Save, run
-from ._writing import blocks
+from ._together import File, Save
 
 
 @overload
@@ -75,13 +71,11 @@ def save_npy(
     name = f"save_npy({os.fspath(path)!r})"
     if explain:
         return _prepared(name, path, array, replicas, progress).plan
-    with telling(name):
-        settle()
-        prepared = _prepared(name, path, array, replicas, progress)
-    if replicas == "check":
-        assert_equal(array, name=name)
-    mine = prepared.plan.pieces.get(jax.process_index(), ())
-    run(prepared.save, blocks(prepared.save.tensors, mine, prepared.values))
+    carry_out(
+        begun(
+            name, lambda: _prepared(name, path, array, replicas, progress), lambda: array, replicas
+        )
+    )
     return None
 
 

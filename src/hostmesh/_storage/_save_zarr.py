@@ -17,13 +17,14 @@ from .._errors import StorageError, build
 from .._plan import Bounds, Shape
 from .._trees import Tree
 from ._atomic import remove_left_overs, temporary
+from ._boxes import elements
 from ._folder import TemporaryFolder, sync_files
 from ._grid import chunk_shape, deal, grid, holders_of
 from ._leaves import Leaf, digest, leaf_of, named
 from ._pending import settle
 from ._plan import SavePlan
 from ._save import Replicas, check_replicas, local_path
-from ._shares import Piece, size_of
+from ._shares import Piece
 from ._together import together
 from ._writing import Source, gathered
 
@@ -175,7 +176,7 @@ def _plan(
     for (number, place), writer in sorted(deal(items, itemsizes).items()):
         pieces[writer].append(Piece(number, place))
     written = {
-        process: sum(size_of(piece.place) * itemsizes[piece.tensor] for piece in own)
+        process: sum(elements(piece.place) * itemsizes[piece.tensor] for piece in own)
         for process, own in pieces.items()
     }
     sizes = {key: math.prod(x.shape) * x.dtype.itemsize for key, x in leaves.items()}

@@ -16,6 +16,7 @@ from typing import TypeAlias
 from jax.sharding import Sharding
 
 from .._plan import Bounds, Shape, bounds
+from ._boxes import elements, offset_of, run_of
 
 Holders: TypeAlias = tuple[int, ...]
 
@@ -53,11 +54,6 @@ class Piece:
     place: Bounds
 
 
-def size_of(place: Bounds) -> int:
-    """How many elements lie there."""
-    return math.prod(stop - start for start, stop in place)
-
-
 @functools.lru_cache(maxsize=1024)
 def boxes_of(sharding: Sharding, shape: Shape) -> tuple[Box, ...]:
     """The parts of an array of some shape, with the processes that hold them; none if it is empty."""
@@ -66,7 +62,7 @@ def boxes_of(sharding: Sharding, shape: Shape) -> tuple[Box, ...]:
         held[bounds(index, shape)].add(device.process_index)
     together: defaultdict[Holders, list[Bounds]] = defaultdict(list)
     for place, processes in held.items():
-        if size_of(place):
+        if elements(place):
             together[tuple(sorted(processes))].append(place)
     found = [Box(place, who) for who, places in together.items() for place in merged(places)]
     return tuple(sorted(found, key=lambda box: (box.place, box.holders)))
@@ -100,7 +96,7 @@ def share_out(tensors: Sequence[Tensor]) -> dict[int, list[Piece]]:
         for box in tensor.boxes:
             streams[box.holders].append((number, box))
     totals = {
-        holders: sum(size_of(box.place) * tensors[number].itemsize for number, box in stream)
+        holders: sum(elements(box.place) * tensors[number].itemsize for number, box in stream)
         for holders, stream in streams.items()
     }
     quotas = level(totals)
@@ -178,7 +174,7 @@ def _cut(
     at, writer = 0, 0
     for number, box in stream:
         tensor = tensors[number]
-        size = size_of(box.place) * tensor.itemsize
+        size = elements(box.place) * tensor.itemsize
         done = 0
         while done < size:
             while writer < len(ends) and ends[writer] <= at:
@@ -206,8 +202,8 @@ def _good_cut(tensor: Tensor, box: Box, first: int, wanted: int, size: int, slac
         near = (wanted + step // 2) // step * step
         if abs(near - wanted) <= slack and first < near < size and step > tensor.itemsize:
             return near
-    start = tensor.start + offset_of(tensor.shape, box.place) * tensor.itemsize
-    if run_length(tensor.shape, box.place) * tensor.itemsize == size and slack >= _PAGE:
+    start = tensor.start + offset_of(tensor.shape, tensor.itemsize, box.place)
+    if run_of(tensor.shape, tensor.itemsize, box.place) == size and slack >= _PAGE:
         near = (start + wanted) // _PAGE * _PAGE - start
         if near > first and near % tensor.itemsize == 0:
             return near
@@ -227,7 +223,7 @@ def within(box: Bounds, first: int, last: int) -> Iterator[Bounds]:
         return
     (low, _), *rest = box
     inner = tuple(rest)
-    row = size_of(inner)
+    row = elements(inner)
     (i, head), (j, tail) = divmod(first, row), divmod(last, row)
     if i == j:
         for place in within(inner, head, tail):
@@ -250,29 +246,11 @@ def batches(place: Bounds, most: int) -> Iterator[Bounds]:
     >>> list(batches(((0, 5), (0, 2)), 5))
     [((0, 2), (0, 2)), ((2, 4), (0, 2)), ((4, 5), (0, 2))]
     """
-    size, step = size_of(place), max(1, most)
+    size, step = elements(place), max(1, most)
     for axis in range(1, len(place) + 1):
-        row = size_of(place[axis:])
+        row = elements(place[axis:])
         if row <= step:
             step = step // row * row
             break
     for first in range(0, size, step):
         yield from within(place, first, min(size, first + step))
-
-
-def offset_of(shape: Shape, place: Bounds) -> int:
-    """The number of the first element of a place in a tensor of this shape."""
-    number = 0
-    for size, (start, _) in zip(shape, place, strict=True):
-        number = number * size + start
-    return number
-
-
-def run_length(shape: Shape, place: Bounds) -> int:
-    """How many elements of a place lie together in the tensor, row-major."""
-    length = 1
-    for size, (start, stop) in zip(reversed(shape), reversed(place), strict=True):
-        length *= stop - start
-        if stop - start != size:
-            break
-    return length

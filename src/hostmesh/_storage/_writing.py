@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from .. import _jax, _staging
 from .._plan import Bounds, bounds
+from ._boxes import elements
 from ._runs import runs
-from ._shares import Piece, Tensor, batches, size_of
+from ._shares import Piece, Tensor, batches
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 HostArray: TypeAlias = npt.NDArray[Any]
@@ -56,7 +57,7 @@ class Source:
                 continue
             if isinstance(part, np.ndarray):
                 found.append((inside, part))
-            elif _is_slow(part) and 2 * size_of(common) < size_of(inside):
+            elif _is_slow(part) and 2 * elements(common) < elements(inside):
                 starts = [a - c for (a, _), (c, _) in zip(common, inside, strict=True)]
                 cut = jax.lax.dynamic_slice(part, starts, [b - a for a, b in common])
                 found.append((common, _jax.fetch(cut)))
@@ -117,7 +118,7 @@ def copied(tensors: Sequence[Tensor], pieces: Sequence[Piece], values: Any) -> l
         for piece in pieces
         for place in batches(piece.place, _most(tensors[piece.tensor]))
     ]
-    sizes = [(size_of(place) * tensors[number].itemsize,) for number, place in places]
+    sizes = [(elements(place) * tensors[number].itemsize,) for number, place in places]
     targets = _staging.buffers(sizes, [np.dtype(np.uint8)] * len(sizes))
     made: list[Block] = []
     for block, target in zip(blocks(tensors, pieces, values), targets, strict=True):

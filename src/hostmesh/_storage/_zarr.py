@@ -21,15 +21,11 @@ def open_zarr(store: Any) -> Opened:
     name = str(store)
     if hasattr(found, "shape"):
         _add(opened, found, "array", name)
+        opened.is_single = True
     else:
         for path, each in sorted(_arrays(found, "")):
             _add(opened, each, path, name)
     return opened
-
-
-def is_array(store: Any) -> bool:
-    """Whether a store holds one array rather than a group."""
-    return hasattr(_opened(store), "shape")
 
 
 def _opened(store: Any) -> Any:
