@@ -43,15 +43,12 @@ class Stack:
 class Cell:
     """A box: the devices in it by process, and how many processes and devices are left out.
 
-    `copies` counts the devices. A hole is a chunk that none of the process's devices holds.
-    `chosen` marks what the process of the picture holds.
+    A hole is a chunk that none of the process's devices holds.
     """
 
     stacks: tuple[Stack, ...]
     more: int
-    copies: int
     hole: bool = False
-    chosen: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,14 +81,6 @@ class Section:
     left_out: int
 
 
-def sections(plan: Plan, limits: Limits, name: str = "") -> tuple[Section, ...]:
-    """The mesh, the global array and, where the plan speaks of a process, what that one passes."""
-    shown = [mesh_section(plan, limits), array_section(plan, limits, name)]
-    if plan.process is not None and plan.topology.holds(plan.process):
-        shown.append(local_section(plan, limits, name))
-    return tuple(shown)
-
-
 def mesh_section(plan: Plan, limits: Limits) -> Section:
     """The devices where they stand in the mesh."""
     topology = plan.topology
@@ -101,7 +90,7 @@ def mesh_section(plan: Plan, limits: Limits) -> Section:
     def cell(at: tuple[int, ...]) -> Cell:
         position = sum(i * math.prod(sizes[k + 1 :]) for k, i in enumerate(at))
         process = int(owners[position])
-        return Cell((Stack(process, (position,)),), 0, 1, chosen=process == plan.process)
+        return Cell((Stack(process, (position,)),), 0)
 
     processes = len(topology.processes)
     names = " x ".join(f"{axis}={size}" for axis, size in topology.axes) or "of no axis"
@@ -120,11 +109,10 @@ def array_section(plan: Plan, limits: Limits, name: str = "") -> Section:
     """The chunks of the global array, and the devices that hold each."""
     groups = _positions_by_chunk(plan)
     owners = plan.topology.process_indices.ravel()
-    chosen = set(plan.chunks()) if plan.process is not None else set[Chunk]()
 
     def cell(chunk: tuple[int, ...]) -> Cell:
         positions = groups[int(np.ravel_multi_index(chunk, plan.chunk_counts)) if chunk else 0]
-        return _cell(positions, owners[positions], limits, chunk in chosen)
+        return _cell(positions, owners[positions], limits)
 
     copies = groups.shape[1]
     note = f"cut by {spec_in_words(plan)} in {_by(plan.chunk_counts)} of shape {plan.shard_shape}"
@@ -160,8 +148,8 @@ def local_section(plan: Plan, limits: Limits, name: str = "") -> Section:
         chunk = tuple(held[i] for held, i in zip(numbers, at, strict=True))
         found = np.array(positions.get(chunk, []), np.intp)
         if not len(found):
-            return Cell((), 0, 0, hole=True)
-        return _cell(found, np.full(len(found), process), limits, True)
+            return Cell((), 0, hole=True)
+        return _cell(found, np.full(len(found), process), limits)
 
     labels = [
         [f"{_place(rank, size)} = {_place(c, size)}" for rank, c in enumerate(held)]
@@ -249,9 +237,7 @@ def _slots(labels: Sequence[str], most: int) -> tuple[Slot, ...]:
     )
 
 
-def _cell(
-    positions: Iterable[int], owners: Iterable[int], limits: Limits, chosen: bool = False
-) -> Cell:
+def _cell(positions: Iterable[int], owners: Iterable[int], limits: Limits) -> Cell:
     by: dict[int, list[int]] = {}
     for position, process in zip(positions, owners, strict=True):
         by.setdefault(int(process), []).append(int(position))
@@ -261,7 +247,7 @@ def _cell(
     stacks = tuple(
         Stack(p, tuple(by[p][: limits.devices]), max(0, len(by[p]) - limits.devices)) for p in shown
     )
-    return Cell(stacks, len(by) - len(shown), sum(map(len, by.values())), chosen=chosen)
+    return Cell(stacks, len(by) - len(shown))
 
 
 def _positions_by_chunk(plan: Plan) -> npt.NDArray[np.intp]:
