@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from _memory import resident
+
 PROCESSES, DEVICES = 4, 1
 
 
@@ -15,7 +17,6 @@ def soak(steps: int) -> list[tuple[int, float, int, int, float]]:
     """
     import threading
     import time
-    from pathlib import Path
 
     import jax
     import numpy as np
@@ -24,10 +25,6 @@ def soak(steps: int) -> list[tuple[int, float, int, int, float]]:
 
     import hostmesh as hm
     from hostmesh import _jax
-
-    def resident() -> float:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
     me = jax.process_index()
     mesh = Mesh(jax.devices(), "x")
@@ -49,7 +46,7 @@ def soak(steps: int) -> list[tuple[int, float, int, int, float]]:
             most = max(most, len(store.list("hostmesh/")))
         if number in looks:
             spent = time.monotonic() - began
-            notes.append((number, resident(), threading.active_count(), most, spent))
+            notes.append((number, resident() / 2**20, threading.active_count(), most, spent))
             most = 0
     return notes
 

@@ -7,19 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-MIB = 2**20
+from _memory import MIB, resident
+
 SIZE = 256 * MIB
 # MiB beside the result that the claims allow; reduce, gather and allgather show theirs.
 BOUNDS = {"broadcast": 64, "replicate": 64, "assert_equal": 16}
 CALLS = (*BOUNDS, "allgather", "gather", "reduce")
-
-
-def resident(field: str) -> int:
-    """Bytes by the kernel's account: `VmRSS` now, `VmHWM` at most since the last reset."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise LookupError(field)
 
 
 def growth(name: str) -> float:

@@ -10,6 +10,8 @@ import argparse
 import os
 import time
 
+from _memory import MIB, resident
+
 PROCESSES, DEVICES, THREADS = 4, 2, 4
 STRETCH = 1000
 
@@ -133,9 +135,7 @@ def stretch(number: int) -> dict[str, float]:
     sync_global_devices("all have ended")  # nobody posts while all count
     keys = len(store.list("hostmesh/")) if store else 0
     sync_global_devices("all have counted")
-    with open("/proc/self/statm") as file:
-        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return {"resident": resident / 2**20, "keys": keys, "programs": len(compiled)}
+    return {"resident": resident() / MIB, "keys": keys, "programs": len(compiled)}
 
 
 def main() -> None:

@@ -6,6 +6,8 @@ import argparse
 import os
 import tempfile
 
+from _memory import resident
+
 PROCESSES, DEVICES, MIB = 4, 2, 90
 
 
@@ -22,10 +24,6 @@ def soak(saves: int, folder: str) -> list[tuple[int, float, int, int, int, float
 
     import hostmesh as hm
     from hostmesh import _jax
-
-    def resident() -> float:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
     mesh = Mesh(np.array(jax.devices()).reshape(jax.process_count(), -1), ("x", "y"))
     tree = {}
@@ -47,7 +45,7 @@ def soak(saves: int, folder: str) -> list[tuple[int, float, int, int, int, float
             files = len(os.listdir("/proc/self/fd"))
             keys = len(store.list("hostmesh/"))
             spent = time.monotonic() - began
-            notes.append((number, resident(), threading.active_count(), files, keys, spent))
+            notes.append((number, resident() / 2**20, threading.active_count(), files, keys, spent))
     return notes
 
 
