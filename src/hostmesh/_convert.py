@@ -16,7 +16,7 @@ from ._coordination import telling
 from ._errors import HostmeshError, ShapeError, SpecError, at, build
 from ._inward import leaves_to_global
 from ._moves import telling_members
-from ._outward import leaf_to_local
+from ._outward import leaf_to_local, leaves_to_local
 from ._plan import Shape
 from ._trees import Matched, Tree
 
@@ -173,8 +173,8 @@ def to_local(
         matched, shardings = _layouts(arrays, mesh, specs)
         results: list[Any] = []
         try:
-            for leaf, sharding in zip(matched.leaves, shardings, strict=True):
-                results.append(leaf_to_local(leaf, sharding, numpy))
+            for result in leaves_to_local(matched.leaves, shardings, numpy):
+                results.append(result)
         except HostmeshError as error:
             raise at(error, _where("to_local", matched, len(results))) from error.__cause__
         return matched.rebuild(results)

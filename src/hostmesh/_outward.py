@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -14,6 +15,34 @@ from jax.sharding import NamedSharding
 from . import _jax, _recipes, _transforms, _values
 from ._errors import ShapeError, SpecError, build
 from ._plan import Bounds, Plan, abridged, bounds, plan
+
+
+def leaves_to_local(
+    leaves: Iterable[Any], shardings: Iterable[NamedSharding | None], numpy: bool
+) -> Iterator[Any]:
+    """The host-local value of each leaf in turn; an error is raised when its leaf's turn has come."""
+    last: Any = None
+    convert: Any = None  # that of the last kind: leaves of one kind often follow each other
+    for leaf, sharding in zip(leaves, shardings, strict=True):
+        if type(leaf) is not _jax.array_type:
+            yield leaf_to_local(leaf, sharding, numpy)
+            continue
+        kind = leaf.sharding, sharding, leaf.shape, leaf.dtype
+        if kind != last:
+            convert, last = _converter(leaf, sharding, numpy), kind
+        yield convert(leaf)
+
+
+def _converter(
+    leaf: jax.Array, sharding: NamedSharding | None, numpy: bool
+) -> Callable[[jax.Array], Any]:
+    """What gives the host-local values of arrays like this one."""
+    if not numpy and sharding is not None and sharding == leaf.sharding:
+        recipe = _recipes.outward(sharding, leaf.shape, leaf.dtype)
+        assemble, order = recipe.assemble, recipe.order
+        if recipe.sources and assemble is not None and recipe.in_order:
+            return lambda leaf: assemble(_jax.parts_in_order(leaf, order))
+    return lambda leaf: leaf_to_local(leaf, sharding, numpy)
 
 
 def leaf_to_local(leaf: Any, sharding: NamedSharding | None, numpy: bool) -> Any:

@@ -7,6 +7,8 @@ they keep every bit of what they send; and a process that strays is an error wit
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any
 
 import jax
@@ -220,8 +222,11 @@ def reached_preemption_sync_point(step_id: int) -> bool:
     return bool(manager.reached_sync_point(step_id))
 
 
+_is_none = functools.partial(operator.is_, None)
+
+
 def _require_specs(pspecs: Any) -> None:
-    if None in jax.tree.leaves(pspecs, is_leaf=lambda spec: spec is None):
+    if any(map(_is_none, jax.tree.leaves(pspecs, is_leaf=_is_none))):
         raise build(
             SpecError,
             where=f"pspecs on process {jax.process_index()}",
