@@ -340,7 +340,7 @@ def test_global_arrays_go_between_their_holders(public: bool) -> None:
 
 
 def test_each_distinct_shard_is_sent_once_evenly_and_only_where_it_is_lacked() -> None:
-    from hostmesh._packing import Kind
+    from hostmesh._kinds import Kind
     from hostmesh._whole import plan
 
     class Sharding:

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 import hostmesh as hm
 from apis import both
 from hostmesh import _encoding
+from hostmesh._kinds import Kind
 from hostmesh._messages import Incoming, outgoing
-from hostmesh._packing import Kind, Stream
+from hostmesh._stream import Stream
 
 PARIS = zoneinfo.ZoneInfo("Europe/Paris")
 EAST = dt.timezone(dt.timedelta(hours=5, minutes=30), "east")

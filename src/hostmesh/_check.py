@@ -17,7 +17,8 @@ from . import _jax, _recipes
 from ._compare import Claim, Item, Name, Subject, digests, require_equal
 from ._coordination import members_of, telling
 from ._errors import SpecError, build
-from ._packing import Kind, host_array, key_data
+from ._kinds import Kind
+from ._packing import host_array, key_data
 from ._plan import Chunk, Plan, Shape, abridged, bounds
 from ._trees import Matched, Tree
 

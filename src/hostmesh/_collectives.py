@@ -30,25 +30,20 @@ import numpy.typing as npt
 from . import _transport, _whole
 from ._coordination import Agreement, agree, members_of, name_processes, rank_of, telling
 from ._errors import DivergenceError, SpecError, build
+from ._kinds import Kind, pack_kinds, unpack_kinds
 from ._packing import (
-    Kind,
     Parcel,
-    Stream,
     describe,
-    empty,
     finished,
     is_inline,
-    joined,
-    landing,
     pack,
-    pack_kinds,
     parcel,
     plain_structure,
     rows_of,
     side_by_side,
     structure_of,
-    unpack_kinds,
 )
+from ._stream import Landing, Stream, empty, joined
 from ._trees import Tree
 
 HostArray = npt.NDArray[Any]
@@ -142,13 +137,13 @@ def _gathered(
         take = _taker(pieces, globals_)
     elif keeps and inline and not mine.globals:
         results = side_by_side(rows_of(agreed.data), mine.kinds)
-    elif keeps:
+    elif keeps and mine.globals:
         results = empty(mine.kinds, (len(members),))
-        if mine.globals:
-            ranks = range(len(members))
-            take = _taker([[r[rank : rank + 1] for r in results] for rank in ranks], globals_)
-        else:  # one layout for all: all ranks at once
-            take = Stream(results, rows=len(members)).write
+        ranks = range(len(members))
+        take = _taker([[r[rank : rank + 1] for r in results] for rank in ranks], globals_)
+    elif keeps:  # one layout for all: all ranks at once
+        landing = Landing(mine.kinds, rows=len(members))
+        results, take = landing.arrays, landing.write
     if inline:
         take(rows_of(agreed.data), 0)
     else:
@@ -224,14 +219,13 @@ def broadcast(
         if None in heads and not sent[1]:
             raise unknown_types(name, agreed.members[heads.index(None)], sent[0])
         structure = structure_of(sent[1]) if tree is None else mine.structure
-        results, stream = landing(kinds)
-        if is_inline(stream.nbytes, 1):
-            stream.write(np.frombuffer(sent[3], np.uint8), 0)
+        landing = Landing(kinds)
+        if is_inline(landing.nbytes, 1):
+            landing.write(np.frombuffer(sent[3], np.uint8)[None], 0)
         else:
             fill = mine.stream().read if is_source else None
-            take = _transport.by_rank(lambda _, row, start: stream.write(row, start))
-            _transport.broadcast(stream.nbytes, agreed.members, root, fill, take)
-    leaves = [finished(r, kind, as_jax) for r, kind in zip(results, kinds, strict=True)]
+            _transport.broadcast(landing.nbytes, agreed.members, root, fill, landing.write)
+    leaves = [finished(r, kind, as_jax) for r, kind in zip(landing.arrays, kinds, strict=True)]
     return jax.tree.unflatten(structure, leaves)
 
 

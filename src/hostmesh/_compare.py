@@ -23,7 +23,9 @@ import xxhash
 from . import _transport
 from ._coordination import Agreement, agree
 from ._errors import DivergenceError, build
-from ._packing import Bytes, Kind, Stream, pack
+from ._kinds import Kind
+from ._packing import pack
+from ._stream import Bytes, Stream
 from ._verdict import name_processes
 
 # Values are read, and where they differ sent, in blocks of this many bytes.

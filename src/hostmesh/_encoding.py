@@ -25,9 +25,11 @@ import numpy.typing as npt
 from jax.core import Tracer
 
 from ._errors import ShapeError, build
+from ._kinds import Kind
 from ._messages import Incoming, outgoing
 from ._outward import to_numpy
-from ._packing import Kind, Stream, is_global, key_data
+from ._packing import is_global, key_data
+from ._stream import Stream
 
 HostArray = npt.NDArray[Any]
 

@@ -15,7 +15,8 @@ import jax
 from ._coordination import Agreement, members_of, rank_of, telling
 from ._errors import SpecError, build
 from ._messages import Incoming, one_each, outgoing, trade
-from ._packing import Parcel, Stream, finished, parcel, plain_structure, structure_of
+from ._packing import Parcel, finished, parcel, plain_structure, structure_of
+from ._stream import Stream
 from ._trees import Tree
 
 

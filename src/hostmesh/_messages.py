@@ -18,7 +18,9 @@ import numpy.typing as npt
 from . import _transport
 from ._coordination import Agreement, agree, members_of
 from ._errors import SpecError, build
-from ._packing import Bytes, Kind, Stream, is_inline, landing, pack, pack_kinds, unpack_kinds
+from ._kinds import Kind, pack_kinds, unpack_kinds
+from ._packing import is_inline, pack
+from ._stream import Bytes, Landing, Stream
 from ._verdict import name_processes
 
 _PREFIX = 8
@@ -40,7 +42,7 @@ class Incoming:
 
     def __init__(self) -> None:
         self._head = bytearray()
-        self._rest: Stream | None = None
+        self._rest: Landing | None = None
         self._first = 0  # where the arrays begin
 
     def write(self, piece: Bytes, start: int) -> None:
@@ -52,10 +54,11 @@ class Incoming:
                 return
             kinds, self.body = msgpack.unpackb(self._head[_PREFIX : _PREFIX + length])
             self.kinds = unpack_kinds(kinds)
-            self.arrays, self._rest = landing(self.kinds)
+            self._rest = Landing(self.kinds)
+            self.arrays = self._rest.arrays
             self._first = Stream([np.empty(_PREFIX + length, np.uint8)]).nbytes
             self._head = bytearray()
-        self._rest.write(piece, start - self._first)
+        self._rest.write(piece[None], start - self._first)
 
 
 @dataclass(frozen=True)

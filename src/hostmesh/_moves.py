@@ -13,7 +13,7 @@ import xxhash
 
 from . import _transport
 from ._coordination import Agreement, telling
-from ._packing import Bytes, Stream
+from ._stream import Bytes, Stream
 
 HostArray: TypeAlias = npt.NDArray[Any]
 # What orders the pieces that go from one process to another: the same on both.

@@ -16,7 +16,7 @@ from . import _encoding
 from ._coordination import members_of, rank_of, telling
 from ._decisions import together
 from ._messages import Incoming, one_each, trade
-from ._packing import Stream
+from ._stream import Stream
 
 
 def allgather_object(

@@ -20,7 +20,8 @@ from . import _transport
 from ._coordination import agree, members_of, rank_of, telling
 from ._decisions import together
 from ._errors import ShapeError, SpecError, build
-from ._packing import Bytes, Parcel, finished, is_inline, parcel, rows_of
+from ._packing import Parcel, finished, is_inline, parcel, rows_of
+from ._stream import Bytes
 from ._trees import Tree
 
 HostArray = npt.NDArray[Any]

@@ -17,19 +17,9 @@ from ._compare import Item, digests, require_equal
 from ._convert import mesh_for, processes_of, sharding_for
 from ._coordination import agree, rank_of, telling
 from ._errors import HostmeshError, SpecError, at, build
-from ._packing import (
-    Kind,
-    Stream,
-    describe,
-    is_inline,
-    joined,
-    length_of,
-    pack,
-    pack_kinds,
-    plain_structure,
-    structure_of,
-    unpack_kinds,
-)
+from ._kinds import Kind, length_of, pack_kinds, unpack_kinds
+from ._packing import describe, is_inline, pack, plain_structure, structure_of
+from ._stream import Stream, joined
 from ._trees import Tree
 
 HostArray = npt.NDArray[Any]
@@ -136,9 +126,10 @@ def _from_source(
         if not is_source:
             arrays = [_staging.buffer(kind.shape, np.dtype(kind.dtype)) for kind in kinds]
         nbytes = length_of(kinds)
-        fill, take = None, Stream([array[None] for array in arrays], rows=1).write
+        stream = Stream(arrays)
+        fill, take = None, _transport.by_rank(lambda _, row, start: stream.write(row, start))
         if is_source:
-            fill, take = Stream(arrays).read, _transport.ignore
+            fill, take = stream.read, _transport.ignore
         if is_inline(nbytes, 1):
             take(np.frombuffer(inline, np.uint8)[None], 0)
         else:

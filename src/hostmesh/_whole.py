@@ -20,8 +20,9 @@ from jax.sharding import Sharding
 
 from . import _jax
 from ._errors import SpecError, build
-from ._packing import Kind, empty, length_of
+from ._kinds import Kind, length_of
 from ._plan import Bounds, abridged, bounds
+from ._stream import empty
 from ._verdict import name_processes
 
 HostArray = npt.NDArray[Any]
