@@ -1,6 +1,7 @@
 """broadcast of 300 leaves of 64x32: at least 60x as fast as JAX's broadcast_one_to_all.
 
-The second row is the bound: the same bytes by one compiled program, with no agreement or packing.
+The second row is the bound: the same bytes by compiled programs and one copy of what comes, with no
+agreement or packing.
 """
 
 from _between import in_a_row, main
@@ -19,14 +20,19 @@ def contestants() -> Contestants:
     every, sends = tuple(range(jax.process_count())), jax.process_index() == 0
     nbytes = sum(leaf.nbytes for leaf in leaves)
 
+    results = np.empty((1, nbytes), np.uint8)
+
+    def take(rows: np.ndarray, start: int) -> None:
+        results[:, start : start + rows.shape[1]] = rows
+
     def fill(part: np.ndarray, start: int) -> None:
         part[...] = 1
 
     def transport() -> None:
-        _transport.broadcast(nbytes, every, 0, fill if sends else None, _transport.ignore)
+        _transport.broadcast(nbytes, every, 0, fill if sends else None, take)
 
     return {
-        "bytes alone": in_a_row(3, transport),
+        "bytes and one copy": in_a_row(3, transport),
         "JAX": in_a_row(3, lambda: multihost_utils.broadcast_one_to_all(leaves)),
         "hostmesh": in_a_row(3, lambda: hostmesh.broadcast(leaves)),
     }
