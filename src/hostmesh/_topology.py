@@ -183,6 +183,11 @@ class Topology:
         return tuple(np.unique(self.process_indices).tolist())
 
     @functools.cached_property
+    def most_devices(self) -> int:
+        """How many devices the process with the most of them has in the mesh."""
+        return int(np.unique(self.process_indices, return_counts=True)[1].max(initial=1))
+
+    @functools.cached_property
     def _positions(self) -> dict[int, npt.NDArray[np.intp]]:
         return {}
 

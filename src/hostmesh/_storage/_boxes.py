@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -15,7 +16,11 @@ LEAST_RUN = 4 * _PAGE
 
 Span = tuple[int, int]
 
+# The layers of a model have the same few shapes: what is asked of a box is kept.
+_kept = functools.lru_cache(maxsize=4096)
 
+
+@_kept
 def strides_of(shape: Shape, itemsize: int) -> Shape:
     """Bytes from one row to the next along each dimension.
 
@@ -44,6 +49,7 @@ def offset_of(shape: Shape, itemsize: int, box: Bounds) -> int:
     return sum(a * s for (a, _), s in zip(box, strides_of(shape, itemsize), strict=True))
 
 
+@_kept
 def span_of(shape: Shape, itemsize: int, box: Bounds) -> Span:
     """The first byte of a box that is not empty, and the one after its last.
 
@@ -55,6 +61,7 @@ def span_of(shape: Shape, itemsize: int, box: Bounds) -> Span:
     return offset_of(shape, itemsize, box), last + itemsize
 
 
+@_kept
 def run_of(shape: Shape, itemsize: int, box: Bounds) -> int:
     """How many bytes of a box lie together.
 
@@ -86,14 +93,19 @@ def _gap(shape: Shape, itemsize: int, box: Bounds, first: int = 0) -> int:
     return widest
 
 
-def cut(shape: Shape, itemsize: int, box: Bounds, gap: int, largest: int) -> Iterator[Bounds]:
+@_kept
+def cut(shape: Shape, itemsize: int, box: Bounds, gap: int, largest: int) -> tuple[Bounds, ...]:
     """Cuts a box in parts whose spans have no gap above `gap` and are about `largest` at most.
 
-    >>> list(cut((4, 4), 1, ((0, 4), (0, 2)), gap=1, largest=8))
-    [((0, 1), (0, 2)), ((1, 2), (0, 2)), ((2, 3), (0, 2)), ((3, 4), (0, 2))]
-    >>> list(cut((4, 4), 1, ((0, 4), (0, 2)), gap=2, largest=8))
-    [((0, 2), (0, 2)), ((2, 4), (0, 2))]
+    >>> cut((4, 4), 1, ((0, 4), (0, 2)), gap=1, largest=8)
+    (((0, 1), (0, 2)), ((1, 2), (0, 2)), ((2, 3), (0, 2)), ((3, 4), (0, 2)))
+    >>> cut((4, 4), 1, ((0, 4), (0, 2)), gap=2, largest=8)
+    (((0, 2), (0, 2)), ((2, 4), (0, 2)))
     """
+    return tuple(_cut(shape, itemsize, box, gap, largest))
+
+
+def _cut(shape: Shape, itemsize: int, box: Bounds, gap: int, largest: int) -> Iterator[Bounds]:
     if is_empty(box):
         return
     start, stop = span_of(shape, itemsize, box)
@@ -109,7 +121,7 @@ def cut(shape: Shape, itemsize: int, box: Bounds, gap: int, largest: int) -> Ite
     step = 1 if wide else max(1, (largest - (stop - start)) // stride + 1)
     for a in range(low, high, step):
         part = (*box[:dimension], (a, min(a + step, high)), *box[dimension + 1 :])
-        yield from cut(shape, itemsize, part, gap, largest)
+        yield from _cut(shape, itemsize, part, gap, largest)
 
 
 def merged(spans: Sequence[Span], gap: int, largest: int) -> list[tuple[Span, list[int]]]:
@@ -133,6 +145,7 @@ def merged(spans: Sequence[Span], gap: int, largest: int) -> list[tuple[Span, li
     return found
 
 
+@_kept
 def pages_touched(shape: Shape, itemsize: int, box: Bounds) -> int:
     """About how many bytes the page cache reads for a box: whole pages, at most its span."""
     if is_empty(box):

@@ -100,7 +100,7 @@ def _of(
         elements = _boxes.elements(tuple((0, size) for size in item.plan.shard_shape))
         held += chunks * elements * item.stored_itemsize
         result += chunks * elements * item.recipe.dtype.itemsize
-        widest = max(widest, item.weight())
+        widest = max(widest, item.weight)
         for _, box in item.boxes(process, mode):
             for piece, there, _ in reads(item.wanted, box):
                 size = _boxes.elements(there) * item.stored_itemsize
@@ -122,10 +122,7 @@ def has_short_runs(item: Item) -> bool:
     """Whether a process may read runs of an item that are shorter than what storage gives at once."""
     shape, whole = item.plan.shard_shape, item.wanted.shape
     run = _boxes.run_of(whole, item.stored_itemsize, tuple((0, size) for size in shape))
-    is_plain = len(item.wanted.pieces) == 1 and all(
-        piece.axes == tuple(range(len(whole))) for piece in item.wanted.pieces
-    )
-    return not is_plain or run < _boxes.LEAST_RUN
+    return not item.is_plain or run < _boxes.LEAST_RUN
 
 
 def wasted(
@@ -133,27 +130,42 @@ def wasted(
 ) -> tuple[int, int]:
     """Bytes that a process uses, and those that it makes its storage read for them."""
     useful = touched = 0
+    known: dict[object, tuple[int, int]] = {}  # a model has few layouts
     for item in items:
-        spans: dict[int, list[int]] = {}
-        for _, box in item.boxes(process, mode):
-            for piece, there, _ in reads(item.wanted, box):
-                kind, size = piece.stored, piece.stored.dtype.itemsize
-                if _boxes.is_empty(there):
-                    continue
-                nbytes = _boxes.elements(there) * size
-                useful += nbytes
-                source = sources[kind.source]
-                if source.is_remote:
-                    parts = _boxes.cut(kind.shape, size, there, source.gap, source.largest)
-                    cost = sum(
-                        b - a for a, b in (_boxes.span_of(kind.shape, size, p) for p in parts)
-                    )
-                else:
-                    cost = _boxes.pages_touched(kind.shape, size, there)
-                start, stop = _boxes.span_of(kind.shape, size, there)
-                found = spans.setdefault(id(kind), [start, stop, 0])
-                found[0], found[1] = min(start, found[0]), max(stop, found[1])
-                found[2] += max(cost, nbytes)
-        # Chunks side by side share what lies between them.
-        touched += sum(min(stop - start, cost) for start, stop, cost in spans.values())
+        key: object = None
+        if item.is_plain and mode == "read":
+            stored = item.wanted.pieces[0].stored
+            key = (id(item.recipe), stored.dtype, stored.source)
+        found = known.get(key)
+        if found is None:
+            found = _wasted(item, sources, mode, process)
+        if key is not None:
+            known[key] = found
+        useful, touched = useful + found[0], touched + found[1]
     return useful, max(touched, useful)
+
+
+def _wasted(
+    item: Item, sources: Sequence[Source], mode: _once.Mode, process: int
+) -> tuple[int, int]:
+    useful = 0
+    spans: dict[int, list[int]] = {}
+    for _, box in item.boxes(process, mode):
+        for piece, there, _ in reads(item.wanted, box):
+            kind, size = piece.stored, piece.stored.dtype.itemsize
+            if _boxes.is_empty(there):
+                continue
+            nbytes = _boxes.elements(there) * size
+            useful += nbytes
+            source = sources[kind.source]
+            if source.is_remote:
+                parts = _boxes.cut(kind.shape, size, there, source.gap, source.largest)
+                cost = sum(b - a for a, b in (_boxes.span_of(kind.shape, size, p) for p in parts))
+            else:
+                cost = _boxes.pages_touched(kind.shape, size, there)
+            start, stop = _boxes.span_of(kind.shape, size, there)
+            found = spans.setdefault(id(kind), [start, stop, 0])
+            found[0], found[1] = min(start, found[0]), max(stop, found[1])
+            found[2] += max(cost, nbytes)
+    # Chunks side by side share what lies between them.
+    return useful, sum(min(stop - start, cost) for start, stop, cost in spans.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,11 +42,24 @@ class Item:
     def stored_itemsize(self) -> int:
         return self.wanted.dtype.itemsize
 
+    @functools.cached_property
+    def _boxes(self) -> dict[Chunk, Bounds]:
+        return {}
+
+    @functools.cached_property
+    def is_plain(self) -> bool:
+        """Whether the tensor is a stored one as it is."""
+        pieces, axes = self.wanted.pieces, tuple(range(len(self.wanted.shape)))
+        return len(pieces) == 1 and pieces[0].axes == axes
+
     def box(self, chunk: Chunk) -> Bounds:
         """Where a chunk lies in the tensor."""
-        return bounds(self.plan.global_index(chunk), self.wanted.shape)
+        found = self._boxes.get(chunk)
+        if found is None:
+            found = self._boxes[chunk] = bounds(self.plan.global_index(chunk), self.wanted.shape)
+        return found
 
-    def parts(self, chunk: Chunk) -> list[tuple[int, Bounds]]:
+    def parts(self, chunk: Chunk) -> tuple[tuple[int, Bounds], ...]:
         """Which holder of a chunk reads which part of it, where each is read once."""
         turn = self.number + sum(chunk)
         return _once.shares(self.box(chunk), self.plan.holders(chunk), self.stored_itemsize, turn)
@@ -58,12 +72,10 @@ class Item:
             else:
                 yield from ((chunk, box) for who, box in self.parts(chunk) if who == process)
 
+    @functools.cached_property
     def weight(self) -> int:
         """Bytes of chunks on a process, at most: the same on all."""
-        devices = max(
-            (len(self.plan.topology.positions(p)) for p in self.plan.topology.processes), default=1
-        )
-        chunks = min(devices, math.prod(self.plan.chunk_counts))
+        chunks = min(self.plan.topology.most_devices, math.prod(self.plan.chunk_counts))
         return chunks * self.plan.device_nbytes(self.recipe.dtype)
 
     def write(self, place: HostArray, values: HostArray) -> None:
@@ -144,6 +156,10 @@ def _in_line(error: HostmeshError) -> str:
 def tasks_of(item: Item, chunk: Chunk, box: Bounds, values: HostArray) -> Iterator[Task]:
     """What is to be read for a part of a chunk, whose values are `values`."""
     origin = item.box(chunk)
+    if item.is_plain and box == origin:
+        if not _boxes.is_empty(box):
+            yield Task(item.wanted.pieces[0].stored, box, values, item.write)
+        return
     for piece, there, common in reads(item.wanted, box):
         if _boxes.is_empty(common):
             continue
@@ -172,11 +188,26 @@ def loads_of(items: Sequence[Item], process: int) -> _once.Load:
 
 def members_of(items: Sequence[Item]) -> tuple[int, ...]:
     """The processes that hold any of the tensors."""
-    return tuple(sorted({p for item in items for p in item.plan.topology.processes}))
+    topologies = {id(item.plan.topology): item.plan.topology for item in items}
+    return tuple(sorted({p for each in topologies.values() for p in each.processes}))
 
 
 def described(items: Sequence[Item]) -> str:
     """All that must be the same on all processes, in words that a digest is made of."""
-    return ";".join(
-        f"{i.wanted} {i.asked} {i.plan.axes} {i.plan.topology.axes} {i.recipe.dtype}" for i in items
-    )
+    layouts: dict[object, str] = {}  # a model has few
+    return ";".join(map(functools.partial(_described, layouts=layouts), items))
+
+
+def _described(item: Item, layouts: dict[object, str]) -> str:
+    wanted, key = item.wanted, (id(item.recipe), item.asked, item.wanted.dtype)
+    words = layouts.get(key)
+    if words is None:
+        plan = item.plan
+        words = layouts[key] = (
+            f"{wanted.dtype} {plan.global_shape} {item.asked} {plan.axes} {plan.topology.axes}"
+            f" {item.recipe.dtype}"
+        )
+    if not item.is_plain:
+        return f"{wanted} {words}"
+    stored = wanted.pieces[0].stored
+    return f"{wanted.name} {stored.name} {stored.source} {stored.start} {words}"

@@ -251,7 +251,7 @@ def _load(
             mode, _ = _once.choose(options.replicas, loads, is_remote, where)
         if me not in members or len(members) == 1:
             mode = "read"
-        total = sum(item.weight() for item in items)
+        total = sum(item.weight for item in items)
         bar = _bar.Bar(options.progress, total, function)
         budget = _reading.budget_of(processes_here)
         ending = (

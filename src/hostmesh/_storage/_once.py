@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -30,15 +31,16 @@ class Load:
     rate: float = 0.0
 
 
+@functools.lru_cache(maxsize=4096)
 def shares(
     box: Bounds, holders: Sequence[int], itemsize: int, turn: int
-) -> list[tuple[int, Bounds]]:
+) -> tuple[tuple[int, Bounds], ...]:
     """Which of its holders reads which part of a chunk, whose place in the array is `box`.
 
     >>> shares(((0, 4), (0, 2**16)), (1, 3), 1, turn=0)
-    [(1, ((0, 2), (0, 65536))), (3, ((2, 4), (0, 65536)))]
+    ((1, ((0, 2), (0, 65536))), (3, ((2, 4), (0, 65536))))
     >>> shares(((0, 4),), (1, 3), 1, turn=1)
-    [(3, ((0, 4),))]
+    ((3, ((0, 4),)),)
     """
     count = len(holders)
     size = itemsize
@@ -46,17 +48,17 @@ def shares(
         size *= b - a
     extents = [b - a for a, b in box]
     if count == 1 or size < count * _LEAST_SHARE or max(extents, default=0) < count:
-        return [(holders[turn % count], box)]
+        return ((holders[turn % count], box),)
     dimension = next((i for i, n in enumerate(extents) if n >= count), 0)
     low, extent = box[dimension][0], extents[dimension]
     cuts = [low + extent * i // count for i in range(count + 1)]
-    return [
+    return tuple(
         (
             holders[(turn + i) % count],
             (*box[:dimension], (cuts[i], cuts[i + 1]), *box[dimension + 1 :]),
         )
         for i in range(count)
-    ]
+    )
 
 
 def choose(asked: str, loads: Sequence[Load], is_remote: bool, where: str) -> tuple[Mode, str]:

@@ -45,7 +45,7 @@ def read(
     name: str,
 ) -> list[jax.Array]:
     """The array of each item. With mode "once" it communicates, group by group."""
-    sizes = [item.weight() for item in items]
+    sizes = [item.weight for item in items]
     largest = max(1, min(_GROUP_BYTES, budget.share // 2))
     groups = [
         _Group([items[i] for i in part], sum(sizes[i] for i in part))
