@@ -43,6 +43,11 @@ from ._outward import to_numpy as to_numpy
 from ._plan import Placement as Placement
 from ._plan import Plan as Plan
 from ._plan import plan as plan
+from ._preemption import Stop as Stop
+from ._preemption import on_preemption as on_preemption
+from ._preemption import request_stop as request_stop
+from ._preemption import should_stop as should_stop
+from ._preemption import stop_reason as stop_reason
 from ._reduce import reduce as reduce
 from ._replicate import replicate as replicate
 from ._reshard import reshard as reshard

@@ -86,6 +86,12 @@ def _devices(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
     metavar="H",
     help="Spread the processes over H hosts: network namespaces (Linux, root, iproute2).",
 )
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Seconds from SIGTERM to SIGKILL, for a program that saves.  [default: 5]",
+)
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in python -m.")
 @click.option("--verbose", is_flag=True, help="Show the lines that every JAX run has, too.")
 @click.argument("script")
@@ -96,6 +102,7 @@ def run(
     timeout: float | None,
     port: int | None,
     hosts: int | None,
+    grace: float | None,
     module: bool,
     verbose: bool,
     script: str,
@@ -126,7 +133,9 @@ def run(
     each = devices if len(devices) == processes else devices * processes
     command = [sys.executable, *(["-m"] if module else []), script, *args]
     try:
-        result = _run.run(command, each, timeout=timeout, port=port, hosts=hosts, verbose=verbose)
+        result = _run.run(
+            command, each, timeout=timeout, port=port, hosts=hosts, verbose=verbose, grace=grace
+        )
     except HostmeshError as error:  # of `hosts`
         raise click.ClickException(str(error)) from None
     if text := _run.summary(result):

@@ -39,6 +39,7 @@ class Config:
         of fresh memory.
       staging_bytes: how many bytes of files the processes of one host together hold in host memory
         on the way to devices, each an equal share; a tensor beyond the share goes alone.
+      stop_file: a file whose coming to be, on any process, is a notice to `should_stop`; "" is none.
 
     >>> import hostmesh
     >>> with hostmesh.config.set(canonicalize="jax"):
@@ -54,6 +55,7 @@ class Config:
     progress: bool = False
     pool_bytes: int = 512 * 2**20
     staging_bytes: int = 2 * 2**30
+    stop_file: str = ""
 
     def __setattr__(self, name: str, value: Any) -> None:
         kinds = {field.name: type(field.default) for field in fields(self)}

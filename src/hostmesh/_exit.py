@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -33,14 +34,32 @@ _NOTICE = 10.0  # seconds of silent waiting at the end
 _TRACEBACK_CHARACTERS = 8000
 
 
+# What ends when all processes have come to their end, and before JAX ends its service.
+_last: list[Callable[[], None]] = []
+_arranged = False
+
+
+def at_end(end: Callable[[], None]) -> None:
+    """Has `end` called at this process's end, when no other process needs it any more.
+
+    For threads that wait in JAX's service: they must not meet the end of the interpreter.
+    """
+    if _arranged:
+        _last.append(end)
+    else:
+        atexit.register(end)
+
+
 def arrange(shutdown_timeout: float) -> None:
     """Arranges for this process's end; to be called once, when it has joined its cluster.
 
     Without private names there is no key, and the end is JAX's own.
     """
+    global _arranged
     client = _jax.coordination_client()
     if client is None:
         return
+    _arranged = True
     process, processes, _ = _jax.place()
     end = _End(client, process, processes, shutdown_timeout)
     previous = sys.excepthook
@@ -83,6 +102,14 @@ class _End:
         """Waits for the others after a clean run; after a failure sees to it that JAX does not."""
         if self._pid != os.getpid():
             return  # a forked child
+        try:
+            self._leave()
+        finally:
+            for end in reversed(_last):
+                with suppress(Exception):
+                    end()
+
+    def _leave(self) -> None:
         if _jax.coordination_client() is not self._client:  # the program has shut JAX down itself
             self._reader.join(_SETTLE)  # which ended the reader's wait: it must not meet the exit
             return

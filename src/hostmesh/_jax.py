@@ -190,6 +190,12 @@ def preemption_sync_manager() -> Any:
     return None if _runtime is None else _runtime.preemption_sync_manager
 
 
+def reached_preemption_sync_point(number: int) -> bool:
+    """JAX's function of that name; `False` where its preemption service is off or not to be had."""
+    manager = preemption_sync_manager()
+    return manager is not None and bool(manager.reached_sync_point(number))
+
+
 def place() -> tuple[int, int, str | None]:
     """This process, the number of processes, and the coordinator's address where it is known."""
     if _runtime is None:

@@ -25,7 +25,9 @@ from . import _hosts
 from ._cluster import FAILURES, members
 from ._lines import Printer
 
-GRACE = 5.0  # seconds from the request to end (SIGTERM, or the forwarded signal) to SIGKILL
+GRACE = (
+    5.0  # seconds from the request to end (SIGTERM, or the forwarded signal) to SIGKILL, usually
+)
 TIMED_OUT = 124  # the status that coreutils' `timeout` gives
 UNREAD = 128 + signal.SIGPIPE  # the output was closed, by `head` for one
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -80,13 +82,15 @@ def run(
     environment: Mapping[str, str] | None = None,
     output: BinaryIO | None = None,
     verbose: bool = False,
+    grace: float | None = None,
 ) -> Result:
     """Runs `command` in `len(devices)` processes, process p with `devices[p]` CPU devices.
 
     Each line that they print goes to `output` (by default the standard output) behind its process's
     number. The first failure, a `timeout` in seconds or a signal ends all of them: SIGTERM (or the
-    signal itself), then SIGKILL after five seconds. A second signal does so at once. Processes that
-    they started in turn are ended too, and all are when this process is killed.
+    signal itself), then SIGKILL after `grace` seconds (five by default): time to save. A second
+    signal does so at once. Processes that they started in turn are ended too, and all are when this
+    process is killed. Where all end with 0 after a signal, that is the status of the run.
 
     `environment` is added to the inherited one. The programs call `hostmesh.initialize()` to join.
     With `hosts` the processes are spread, in blocks, over so many network namespaces, with names
@@ -126,7 +130,15 @@ def run(
                 }
                 there = homes[place.process].command(command)
                 children.append(_Child(place.process, there, env, printer, events, guard))
-            return _watch(children, events, printer, reports, start, timeout)
+            return _watch(
+                children,
+                events,
+                printer,
+                reports,
+                start,
+                timeout,
+                GRACE if grace is None else grace,
+            )
         finally:
             for child in children:
                 child.send(signal.SIGKILL)
@@ -141,6 +153,7 @@ def _watch(
     reports: Path,
     start: float,
     timeout: float | None,
+    grace: float,
 ) -> Result:
     exits: dict[int, Exit] = {}
     first: int | None = None
@@ -152,7 +165,7 @@ def _watch(
         for child in children:
             if child.process not in exits and (child.process != first or number == signal.SIGKILL):
                 child.send(number)
-        return time.monotonic() + GRACE
+        return time.monotonic() + grace
 
     while len(exits) < len(children):
         try:
@@ -190,6 +203,8 @@ def _watch(
     if first is not None:
         done[first] = replace(done[first], stopped=False)
         status = done[first].status or status
+    elif status in {128 + n for n in _ENDING} and not any(each.status for each in done):
+        status = 0  # told to stop, they did so in good order
     blamed = None if first is None else done[first]
     return Result(tuple(done), blamed, status, time.monotonic() - start)
 
