@@ -92,6 +92,11 @@ def _devices(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
     metavar="S",
     help="Seconds from SIGTERM to SIGKILL, for a program that saves.  [default: 5]",
 )
+@click.option(
+    "--fault",
+    metavar="KIND:PROCESS@WHEN",
+    help="Make one process stray, such as stop:2@step=30; see hostmesh.testing.fault.",
+)
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in python -m.")
 @click.option("--verbose", is_flag=True, help="Show the lines that every JAX run has, too.")
 @click.argument("script")
@@ -103,6 +108,7 @@ def run(
     port: int | None,
     hosts: int | None,
     grace: float | None,
+    fault: str | None,
     module: bool,
     verbose: bool,
     script: str,
@@ -130,11 +136,32 @@ def run(
         )
     if not module and not Path(script).exists():
         raise click.BadParameter(f"{script!r} does not exist", param_hint="SCRIPT")
+    environment = dict[str, str]()
+    if fault is not None:
+        from ._faults import VARIABLE, Fault
+
+        try:
+            strays = Fault.parse(fault).process
+        except HostmeshError as error:
+            raise click.BadParameter(str(error), param_hint="--fault") from None
+        if strays >= processes:
+            raise click.BadParameter(
+                f"process {strays} of {processes}, which are 0 to {processes - 1}",
+                param_hint="--fault",
+            )
+        environment[VARIABLE] = fault
     each = devices if len(devices) == processes else devices * processes
     command = [sys.executable, *(["-m"] if module else []), script, *args]
     try:
         result = _run.run(
-            command, each, timeout=timeout, port=port, hosts=hosts, verbose=verbose, grace=grace
+            command,
+            each,
+            timeout=timeout,
+            port=port,
+            hosts=hosts,
+            verbose=verbose,
+            grace=grace,
+            environment=environment,
         )
     except HostmeshError as error:  # of `hosts`
         raise click.ClickException(str(error)) from None

@@ -9,7 +9,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from . import _jax, _missing, _recipes, _transforms, _values
+from . import _jax, _missing, _moments, _recipes, _transforms, _values
 from ._check import check_global
 from ._config import config
 from ._coordination import telling
@@ -88,6 +88,7 @@ def to_global(
 def _converted(
     local: Tree, mesh: Mesh | None, specs: Tree, global_shape: Tree, may_alias: bool
 ) -> tuple[Matched, list[Any]]:
+    local = _moments.passed("to_global", local)
     matched = Matched(local, specs, "to_global", "specs")
     shapes = _shapes_for(local, matched, global_shape)
     mesh = mesh_for(mesh, matched.items, "to_global")

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from . import _jax, _rounds, _transport
+from . import _jax, _moments, _rounds, _transport
 from ._config import config
 from ._errors import (
     ClusterError,
@@ -173,6 +173,9 @@ def agree(
     (b'x',)
     """
     members = members_of(processes, what)
+    if _moments.fault is not None:
+        with telling(what, processes=processes):
+            _moments.call(what)
     if len(members) == 1:
         return Agreement(members, (data or b"",))
     if moves:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import xxhash
 from jax.core import Tracer
 
-from . import _values
+from . import _moments, _values
 from ._errors import ShapeError, SpecError, build
 from ._kinds import Kind, kind_of, length_of, runs_of
 from ._outward import to_numpy
@@ -57,6 +57,7 @@ def parcel(tree: Tree, function: str, *, with_globals: bool = False) -> Parcel:
 
     With `with_globals` arrays that are not fully addressable are taken too, as they are.
     """
+    tree = _moments.passed(function, tree)
     leaves, structure = jax.tree.flatten(tree)
     kinds: list[Kind] = []
     arrays: list[npt.NDArray[Any]] = []

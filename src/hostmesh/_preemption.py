@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any, Literal, TypeAlias
 
-from . import _jax
+from . import _jax, _moments
 from ._config import config
 from ._coordination import agree, channel
 from ._decisions import any_process
@@ -84,6 +84,7 @@ def should_stop(step: int | None = None) -> bool:
     >>> step
     2
     """
+    _moments.step(step)
     return _state().should_stop(step)
 
 

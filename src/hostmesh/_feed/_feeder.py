@@ -16,6 +16,7 @@ import jax
 import msgpack
 from jax.sharding import Mesh
 
+from .. import _moments
 from .._convert import sharding_for
 from .._coordination import agree
 from .._errors import DivergenceError, FeedError, StragglerError, build
@@ -152,6 +153,7 @@ class Feeder(Iterator[Any]):
             raise self._error
         if self._ended:
             raise StopIteration
+        _moments.step(self._batches)
         pipeline = self._pipeline or self._start()
         with self._times.of("waited"):
             ready = pipeline.next()

@@ -24,5 +24,7 @@ waiting process is. After either, the next test gets a new cluster. `--pdb` is o
 of an array that no host would hold whole if the devices belonged to several (`_strict.py`).
 """
 
+from .._faults import FaultError as FaultError
+from .._faults import fault as fault
 from ._doctests import run_doctests as run_doctests
 from ._run import run as run
