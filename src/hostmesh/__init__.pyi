@@ -52,6 +52,8 @@ from ._reduce import reduce as reduce
 from ._replicate import replicate as replicate
 from ._reshard import reshard as reshard
 from ._sampler import ShardedSampler as ShardedSampler
+from ._sanitize import check_tree as check_tree
+from ._sanitize import sanitize as sanitize
 from ._shards import from_callback as from_callback
 from ._shards import from_shards as from_shards
 from ._storage._async import async_save as async_save

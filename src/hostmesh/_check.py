@@ -144,6 +144,7 @@ def check_global(
     matched: Matched,
     arrays: Sequence[jax.Array],
     processes: tuple[int, ...],
+    name: str,
 ) -> None:
     """Checks between the processes of their meshes that global arrays are of one piece.
 
@@ -187,7 +188,6 @@ def check_global(
         "what the spec replicates is the same on all processes that hold it",
         "pass the same values there, or cut them by the axis along which they differ",
     )
-    name = f"to_global(check={level!r})"
     with telling(name, processes=processes):
         own = digests(claim)
     require_equal(name, claim, own, processes, timeout=None)

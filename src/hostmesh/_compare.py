@@ -21,7 +21,7 @@ import numpy.typing as npt
 import xxhash
 
 from . import _transport
-from ._coordination import Agreement, agree
+from ._coordination import Agreement, agree, call_site
 from ._errors import DivergenceError, build
 from ._kinds import Kind
 from ._packing import pack
@@ -166,7 +166,7 @@ def _other_layout(name: str, claim: Claim, agreed: Agreement) -> DivergenceError
     groups = _groups(dict(zip(agreed.members, told, strict=True)))
     return build(
         DivergenceError,
-        where=f"{name} on process {jax.process_index()}",
+        where=f"{name} at {call_site()} on process {jax.process_index()}",
         given="; ".join(f"{name_processes(who)}: {text.decode()}" for text, who in groups),
         rule="structure, dtypes, shapes and layout are the same on all processes",
         advice="find out why the processes named differ: other data, other branches, other code",
@@ -214,7 +214,7 @@ def _other_values(
         told.append(f"and {shown}")
     return build(
         DivergenceError,
-        where=f"{name} on process {jax.process_index()}",
+        where=f"{name} at {call_site()} on process {jax.process_index()}",
         given="\n         ".join(told) or "values that changed while they were compared",
         rule=claim.rule,
         advice=claim.advice,

@@ -79,9 +79,10 @@ def to_global(
     if level is None or jax.process_index() not in processes:
         matched, results = _converted(local, mesh, specs, global_shape, may_alias)
         return matched.rebuild(results)
-    with telling(f"to_global(check={level!r})", processes=processes):
+    name = f"to_global(check={level!r})"
+    with telling(name, processes=processes):
         matched, results = _converted(local, mesh, specs, global_shape, may_alias)
-    check_global(level, local, matched, results, processes)
+    check_global(level, local, matched, results, processes, name)
     return matched.rebuild(results)
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 
 from . import _jax, _moments, _rounds, _transport
 from ._config import config
@@ -63,11 +64,28 @@ def channel(name: str) -> Generator[None]:
 def call_site() -> str:
     """File and line of the nearest caller outside hostmesh, such as `examples/train.py:41`."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame.f_back is not None and _is_ours(str(frame.f_globals.get("__name__", ""))):
+    while frame.f_back is not None and (_is_ours(module := _module_of(frame)) or _is_jax(module)):
         frame = frame.f_back
     # Hosts may have a program at different places: the last two parts of the path tell enough.
     path = frame.f_code.co_filename.replace("\\", "/").split("/")
     return f"{'/'.join(path[-2:])}:{frame.f_lineno}"
+
+
+def is_called_by_us() -> bool:
+    """Whether hostmesh itself called the function of JAX that calls the caller."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    for is_passed in (_is_ours, _is_jax):
+        while frame.f_back is not None and is_passed(_module_of(frame)):
+            frame = frame.f_back
+    return _is_ours(_module_of(frame))
+
+
+def _module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _is_jax(module: str) -> bool:
+    return module.startswith("jax.")
 
 
 def _is_ours(module: str) -> bool:
@@ -181,7 +199,7 @@ def agree(
     if moves:
         with telling(what, processes=processes):
             _transport.require_thread(what, members)
-    call = Call(what, call_site())
+    call = Call(what + _moments.in_words(), call_site())
     wait = config.timeout if timeout is None else timeout
     shared = _own_channel(members)
     with shared.lock:

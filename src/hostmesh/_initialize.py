@@ -118,6 +118,10 @@ def initialize(
         from ._faults import Fault, install  # costs no import where none is asked for
 
         install(Fault.parse(text))
+    if os.environ.get("HOSTMESH_SANITIZE", "") not in ("", "0"):
+        from ._sanitize import begin
+
+        begin()
     _log.info("process %d of %d: %s", cluster.process, cluster.processes, found)
     return cluster
 

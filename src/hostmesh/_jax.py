@@ -11,7 +11,7 @@ import ctypes
 import functools
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -253,6 +253,41 @@ def _deleted() -> jax.Array:
 
 # The logger on which JAX announces each backend before it starts it.
 BACKEND_LOGGER = "jax._src.xla_bridge"
+
+
+_compiler: Any = None
+if not PUBLIC_API:
+    try:
+        from jax._src import compiler as _compiler
+
+        _ = _compiler.compile_or_get_cached
+    except (ImportError, AttributeError):
+        _compiler = None
+
+
+@contextlib.contextmanager
+def compiles_told(tell: Callable[[str, str, tuple[int, ...]], None]) -> Generator[None]:
+    """Within it, `tell` is called with the name and StableHLO of each program before it is compiled
+    (or taken from the compilation cache), and the processes of its devices.
+
+    Without private names it is never called.
+    """
+    if _compiler is None:
+        yield
+        return
+    compile_program = _compiler.compile_or_get_cached
+
+    def told(backend: Any, computation: Any, devices: Any, *args: Any, **options: Any) -> Any:
+        processes = {device.process_index for device in np.asarray(devices, object).flat}
+        name = str(computation.operation.attributes["sym_name"]).strip('"')
+        tell(name, str(computation), tuple(sorted(processes)))
+        return compile_program(backend, computation, devices, *args, **options)
+
+    _compiler.compile_or_get_cached = told
+    try:
+        yield
+    finally:
+        _compiler.compile_or_get_cached = compile_program
 
 
 class Store:

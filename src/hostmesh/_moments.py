@@ -1,6 +1,7 @@
-"""Moments at which a fault on purpose may strike (`_faults`): nothing but a look where none is set.
+"""Moments of a program that others are told of: a fault on purpose (`_faults`), `_sanitize`.
 
-At the bottom of the layers: whoever tells of a moment imports nothing of the faults.
+Nothing but a look where nobody asks. At the bottom of the layers: whoever tells of a moment imports
+nothing of those that are told.
 """
 
 from __future__ import annotations
@@ -24,13 +25,33 @@ class Fault(Protocol):
         ...
 
 
+class Watcher(Protocol):
+    """What is told of steps, and asked for words of them."""
+
+    def step(self, number: int) -> None:
+        """A step begins."""
+
+    def in_words(self) -> str:
+        """What is added to the words in which a call is agreed on."""
+        ...
+
+
 fault: Fault | None = None
+watcher: Watcher | None = None
 
 
 def step(number: int | None) -> None:
     """A step begins."""
-    if fault is not None and number is not None:
-        fault.step(number)
+    if number is not None:
+        if watcher is not None:
+            watcher.step(number)
+        if fault is not None:
+            fault.step(number)
+
+
+def in_words() -> str:
+    """What is added to the words in which a call is agreed on."""
+    return "" if watcher is None else watcher.in_words()
 
 
 def call(what: str) -> None:
