@@ -152,7 +152,7 @@ def tasks_of(item: Item, chunk: Chunk, box: Bounds, values: HostArray) -> Iterat
             for (a, b), (low, _), axis in zip(common, origin, piece.axes, strict=True)
         )
         kept = [axis for axis in piece.axes if axis is not None]
-        place = values[cut].transpose([kept.index(i) for i in range(len(kept))])
+        place = values[*cut, ...].transpose([kept.index(i) for i in range(len(kept))])
         yield Task(piece.stored, there, place, item.write)
 
 

@@ -117,7 +117,7 @@ def _own_boxes(
     holders = item.plan.holders(chunk)
     low = [a for a, _ in item.box(chunk)]
     for number, (reader, box) in enumerate(item.parts(chunk)):
-        piece = values[tuple(slice(a - o, b - o) for (a, b), o in zip(box, low, strict=True))]
+        piece = values[*(slice(a - o, b - o) for (a, b), o in zip(box, low, strict=True)), ...]
         key = (item.number, chunk, number)
         if reader != me:
             moves.receive(reader, key, piece)
