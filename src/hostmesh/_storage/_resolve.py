@@ -166,6 +166,7 @@ def _add_index(opened: Opened, path: str) -> None:
         if (
             any(part in ("", ".", "..") or "\0" in part or ":" in part for part in parts)
             or not file_name.endswith(_KIND)
+            or not _format.is_text(file_name)
         ):  # fmt: skip
             _refuse(
                 path,
