@@ -20,6 +20,7 @@ T = TypeVar("T")
 _GAP = 256 * 1024
 _LARGEST = 8 * 2**20
 _TRIES = 5
+_FOR_NOW = (408, 425, 429)  # too slow, too early, too many requests
 _PAUSE = 0.1  # seconds before the second try; twice as long before each next one
 
 
@@ -149,9 +150,7 @@ class RemoteFile:
             try:
                 return ask()
             except Exception as error:  # whatever the client of this kind of store raises
-                final = isinstance(
-                    error, FileNotFoundError | PermissionError | NotImplementedError | TypeError
-                )
+                final = _is_final(error)
                 if final or number == _TRIES - 1:
                     times = "at once" if final else f"{_TRIES} times"
                     raise self._error(
@@ -173,6 +172,15 @@ class RemoteFile:
 
     def close(self) -> None:
         """Nothing is open: connections are the file system's."""
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether to ask again would give the same."""
+    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
+        # Of whatever kept it from asking for the size fsspec's http says that there is no file.
+        status = getattr(error.__cause__, "status", 0)
+        return isinstance(status, int) and 400 <= status < 500 and status not in _FOR_NOW
+    return isinstance(error, FileNotFoundError | PermissionError | NotImplementedError | TypeError)
 
 
 def _span(task: Task) -> tuple[int, int]:
