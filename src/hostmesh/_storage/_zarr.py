@@ -28,17 +28,23 @@ def open_zarr(store: Any) -> Opened:
     return opened
 
 
-def _opened(store: Any) -> Any:
+def zarr_package(where: str) -> Any:
+    """The package, if it is there."""
     try:
         import zarr
     except ImportError:
         raise build(
             SpecError,
-            where="load_zarr",
-            given="a store, without the package zarr",
-            rule="zarr stores are read by it",
+            where=where,
+            given="a zarr store, without the package zarr",
+            rule="zarr stores are read and written by it",
             advice="pip install 'hostmesh[zarr]'",
         ) from None
+    return zarr
+
+
+def _opened(store: Any) -> Any:
+    zarr = zarr_package("load_zarr")
     try:
         return zarr.open(store, mode="r")
     except Exception as error:  # whatever the store, its codecs or the metadata raise
@@ -89,11 +95,11 @@ def _with_whole_chunks(array: Any) -> Any:
     codecs = str(array.metadata.to_dict())
     if "blosc" not in codecs or "sharding" in codecs:  # of a shard, a part is a chunk
         return array
-    import zarr
-
     from ._zarr_store import WholeChunks
 
-    return zarr.open_array(store=WholeChunks(array.store), path=array.path, mode="r")
+    return zarr_package("load_zarr").open_array(
+        store=WholeChunks(array.store), path=array.path, mode="r"
+    )
 
 
 class _Array:
