@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pathlib
-import random
 
 import jax
-import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -33,41 +31,6 @@ def write(folder, tensors):
         safetensors.numpy.save_file(tensors, file)
     hm.barrier("written")
     return file
-
-
-@pytest.mark.multiprocess(processes=4, devices=2)
-def test_join_transpose_dtype_select_and_rename_on_every_mesh(tmp_path):
-    rng = np.random.default_rng(0)
-    tensors = {f"t.{n}": rng.standard_normal((16, 8, 24)).astype(np.float32) for n in range(12)}
-    file = write(tmp_path, tensors)
-    draw = random.Random(1)
-    for _ in range(200):
-        kind = draw.choice(list(meshes.KINDS.values()))
-        spec = P(*draw.choice(meshes.specs(kind)))
-        axes = draw.choice([None, (0, 2, 1), (2, 0, 1), (1, 0, 2)])
-        stack, axis = draw.random() < 0.3, draw.choice([0, 1, 2, -1])
-        names = sorted(draw.sample(range(12), draw.choice([2, 4])))
-        dtype = draw.choice([None, ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn])
-        parts = [tensors[f"t.{n}"] for n in names]
-        turned = [x if axes is None else x.transpose(axes) for x in parts]
-        value = np.stack(turned, axis) if stack else np.concatenate(turned, axis)
-        value = value if dtype is None else value.astype(dtype)
-        cut = [1 if a is None else np.prod([dict(kind.axes)[n] for n in ((a,) if isinstance(a, str) else a)], dtype=int) for a in spec]  # fmt: skip
-        if any(size % n for size, n in zip(value.shape, cut, strict=False)):
-            spec = P()
-        arrays = hm.load_safetensors(
-            file,
-            kind.mesh(),
-            spec,
-            dtype=dtype,
-            select=[f"t.{n}" for n in names],
-            rename=lambda name: name.replace("t.", "u."),
-            transpose=None if axes is None else {"u.*": axes},
-            join={"all": hm.Join("u.*", axis, stack)},
-            replicas=draw.choice(["auto", "once", "read"]),
-        )
-        assert list(arrays) == ["all"]
-        check(arrays["all"], value)
 
 
 @pytest.mark.multiprocess(processes=4, devices=2)

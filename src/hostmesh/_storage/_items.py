@@ -105,9 +105,9 @@ def items_of(
         if spec is None:
             lacking.append(f"{each.name!r} {each.dtype}{list(each.shape)}")
             continue
+        asked = dtype_of(each, dtype, where)
         try:
             sharding = sharding_for(mesh, spec)
-            asked = dtype_of(each, dtype, where)
             recipe = _recipes.inward(sharding, None, asked, each.shape, x64)
             items.append(Item(number, each, asked, recipe))
         except (ShapeError, SpecError) as error:
