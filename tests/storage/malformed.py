@@ -32,7 +32,8 @@ import hostmesh as hm
 
 COUNT = 300
 
-HUGE = [0, -1, 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64, 2**64 + 8, 10**25, -(2**63)]
+# What a zarr store may claim without holding it, no machine has.
+HUGE = [0, -1, 1, 2**40, 2**41, 2**48, 2**62, 2**63 - 1, 2**63, 2**64, 2**64 + 8, 10**25, -(2**63)]
 ODD: list[Any] = [
     None,
     True,
@@ -325,7 +326,12 @@ def make_zarr(folder: Path, rng: random.Random) -> Path:
     files = sorted(each for each in path.rglob("*") if each.is_file())
     told = [f for f in files if f.name in ("zarr.json", ".zarray", ".zgroup")]
     chunks = [f for f in files if f.name not in ("zarr.json", ".zarray", ".zgroup", ".zattrs")]
-    match rng.randrange(6):
+    match rng.randrange(7):
+        case 6:
+            file = rng.choice([each for each in told if b'"shape"' in each.read_bytes()])
+            tree = json.loads(file.read_text())
+            tree["shape"][0] = rng.choice([2**40, 2**56, 2**59, 2**61, 0, 7, 9])
+            file.write_bytes(words(tree))
         case 0 | 1 | 2:
             file = rng.choice(told)
             file.write_bytes(words(tree_spoilt(json.loads(file.read_text()), rng)))

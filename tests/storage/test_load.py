@@ -97,3 +97,12 @@ def test_a_blosc_chunk_that_is_cut_short_is_refused(tmp_path, form):
     chunk.write_bytes(chunk.read_bytes()[:-9])
     with pytest.raises(hm.StorageError, match=r"1.0.: 71 bytes, where its own header says 80"):
         hm.load_zarr(tmp_path / "x", mesh, P())
+
+
+def test_more_than_the_memory_there_is_is_our_error(tmp_path):
+    import zarr
+
+    zarr.create_array(tmp_path / "x", shape=(2**40, 4), chunks=(4, 4), dtype="f4")
+    mesh = jax.sharding.Mesh(jax.devices()[:1], "x")
+    with pytest.raises(hm.StorageError, match=r"17592186044416 bytes of chunks(.|\n)*claims more"):
+        hm.load_zarr(tmp_path / "x", mesh, P())

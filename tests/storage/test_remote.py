@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -143,3 +144,21 @@ def test_what_one_process_does_not_get_all_are_told_of(
             hm.load_safetensors(url, mesh, {"cut": P(("x", "y"))}, select="cut")
         assert "process 3" in str(caught.value) or jax.process_index() == 3
         hm.barrier("told")
+
+
+@pytest.mark.parametrize("name", ["%2e%2e/out", "in?side", "a#b", "../out", "http://host/x"])
+def test_an_index_at_a_url_names_files_beside_it(name: str) -> None:
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    index = {"weight_map": {"w": f"{name}.safetensors"}}
+    files.pipe_file("/model/m.safetensors.index.json", json.dumps(index).encode())
+    with pytest.raises(hm.StorageError, match="an index that names the file"):
+        hm.load_safetensors("memory://model/m.safetensors.index.json", None, P())
+    index["weight_map"]["w"] = "in/side.safetensors"
+    files.pipe_file("/model/m.safetensors.index.json", json.dumps(index).encode())
+    files.pipe_file("/model/in/side.safetensors", safetensors.numpy.save({"w": TENSORS["cut"]}))
+    mesh = Mesh(jax.devices()[:1], "x")
+    for url in ("memory://model/m.safetensors.index.json", "memory://model"):
+        array = hm.load_safetensors(url, mesh, P())["w"]
+        oracle.assert_bits_equal(np.asarray(array), TENSORS["cut"])

@@ -167,6 +167,7 @@ def _add_index(opened: Opened, path: str) -> None:
             any(part in ("", ".", "..") or "\0" in part or ":" in part for part in parts)
             or not file_name.endswith(_KIND)
             or not _format.is_text(file_name)
+            or (is_url(path) and set(file_name) & set("%?#"))  # which servers may take for "/"
         ):  # fmt: skip
             _refuse(
                 path,

@@ -17,15 +17,15 @@ HostArray: TypeAlias = npt.NDArray[Any]
 Job: TypeAlias = Callable[[], None]
 
 
-# What every NumPy has; JAX, like NumPy, counts elements in 64 bits.
-_MAX_RANK, _MAX_ELEMENTS = 32, 2**63 - 1
-LIMITS = f"an array has at most {_MAX_RANK} dimensions and {_MAX_ELEMENTS} elements"
+# What every NumPy has; NumPy and JAX count bytes in 63 bits, and an element has at most 16.
+_MAX_RANK, _MAX_ELEMENTS = 32, 2**58
+LIMITS = f"an array has at most {_MAX_RANK} dimensions and 2**58 elements"
 
 
 def is_countable(shape: Shape) -> bool:
-    """Whether an array may have a shape. Zeros hide no overflow: (2**62, 2**62, 0) fits nowhere.
+    """Whether an array may have a shape. Zeros hide no overflow: (2**40, 2**40, 0) fits nowhere.
 
-    >>> is_countable((2**62, 0)), is_countable((2**62, 2, 0))
+    >>> is_countable((2**40, 0)), is_countable((2**40, 2**40, 0))
     (True, False)
     """
     fits = math.prod(max(size, 1) for size in shape) <= _MAX_ELEMENTS
