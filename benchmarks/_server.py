@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 # What is wrong with the answer to a request, by the name in its path, the first byte and how often
-# it has come: "drop", "missing", "short", "cut", "whole", or nothing.
+# it has come: "drop", "missing", "short", "cut", "elsewhere", "whole", or nothing.
 Fault = Callable[[str, int, int], str | None]
 
 _PART = 64 * 1024
@@ -32,6 +32,7 @@ class Server:
     ) -> None:
         self.requests: Counter[str] = Counter()
         self.nbytes: Counter[str] = Counter()
+        self.headers: dict[str, str] = {}  # of the last request
         seen: Counter[tuple[str, int]] = Counter()
         lock, wire = threading.Lock(), threading.Lock()
 
@@ -52,6 +53,7 @@ class Server:
                 start, stop = (int(asked[1]), int(asked[2]) + 1) if asked else (0, len(data))
                 name = self.path.split("/")[1]
                 with lock:
+                    owner.headers = dict(self.headers)
                     owner.requests[name] += 1
                     number = seen[name, start if asked else -1]
                     seen[name, start if asked else -1] += 1
@@ -65,6 +67,8 @@ class Server:
                     return
                 if what == "short":  # fewer bytes than were asked for, and so says the answer
                     stop = (start + stop) // 2
+                if what == "elsewhere":
+                    start, stop = start - 8, stop - 8
                 if what == "whole":
                     asked, start, stop = None, 0, len(data)
                 self.send_response(206 if asked else 200)
