@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 # What is wrong with the answer to a request, by the name in its path, the first byte and how often
@@ -21,7 +21,7 @@ _PART = 64 * 1024
 
 
 class Server:
-    """Answers with ranges of `data`, after `delay` seconds each, at `rate` bytes a second in all."""
+    """Answers with ranges of `data`, or of `more` by the end of the path, after `delay` seconds each, at `rate` bytes a second in all."""
 
     def __init__(
         self,
@@ -29,11 +29,13 @@ class Server:
         delay: float = 0.02,
         rate: float = 100e6,
         fault: Fault = lambda name, start, number: None,
+        more: Mapping[str, bytes] | None = None,
     ) -> None:
         self.requests: Counter[str] = Counter()
         self.nbytes: Counter[str] = Counter()
         self.headers: dict[str, str] = {}  # of the last request
         seen: Counter[tuple[str, int]] = Counter()
+        whole = data
         lock, wire = threading.Lock(), threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
@@ -49,6 +51,7 @@ class Server:
                 self.answer(True)
 
             def answer(self, wanted: bool) -> None:
+                data = (more or {}).get(self.path.rpartition("/")[2], whole)
                 asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
                 start, stop = (int(asked[1]), int(asked[2]) + 1) if asked else (0, len(data))
                 name = self.path.split("/")[1]

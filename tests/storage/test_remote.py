@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import threading
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,27 @@ def test_what_fails_is_asked_for_again(
         assert f"all {len(DATA)} bytes came" in words
         assert f"bytes={HEADER}-{len(DATA) - 1} was asked for" in words
     assert ("does the server know ranges?" in words) == (way in ("elsewhere", "whole"))
+
+
+def test_files_of_an_index_are_opened_several_at_a_time(server_of: Any) -> None:
+    files = {
+        f"{i}.safetensors": safetensors.numpy.save({f"w{i}": np.full(8, i, np.int32)})
+        for i in range(12)
+    }
+    index = {"weight_map": {f"w{i}": f"{i}.safetensors" for i in range(12)}}
+    files["m.safetensors.index.json"] = json.dumps(index).encode()
+    together = threading.Barrier(12, timeout=20)
+
+    def fault(name: str, start: int, number: int) -> str | None:
+        if start == 8:  # a header: all are asked for before one is answered
+            together.wait()
+        return None
+
+    with server_of(DATA, 0.0, 1e9, fault, files).running() as server:
+        url = f"{server.url('m')}.index.json"
+        found = hm.load_safetensors(url, Mesh(jax.devices()[:1], "x"), P())
+    assert list(found) == sorted(index["weight_map"], key=index["weight_map"].__getitem__)
+    assert all((np.asarray(x) == int(name[1:])).all() for name, x in found.items())
 
 
 def test_a_server_that_is_not_there_and_a_file_that_is_not(
