@@ -1,4 +1,4 @@
-"""100 saves of 90 MB: memory, threads, open files and the key-value store stay as they were."""
+"""100 saves and 100 loads of 90 MB: memory, threads, open files and keys in the store stay as they were."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROCESSES, DEVICES, MIB = 4, 2, 90
 
 
 def soak(saves: int, folder: str) -> list[tuple[int, float, int, int, int, float]]:
-    """Number, MiB resident, threads, open files, keys in the store, seconds, at some saves."""
+    """Number, MiB resident, threads, open files, keys in the store, seconds, at some of them."""
     import threading
     import time
     from pathlib import Path
@@ -26,10 +26,12 @@ def soak(saves: int, folder: str) -> list[tuple[int, float, int, int, int, float
     from hostmesh import _jax
 
     mesh = Mesh(np.array(jax.devices()).reshape(jax.process_count(), -1), ("x", "y"))
-    tree = {}
+    tree, specs = {}, {}
+    dtypes = [None, None, None, None, np.float16]
     for number, spec in enumerate([P("x", "y"), P(None, "y"), P(), P(("x", "y"))]):
         value = np.full((MIB * 2**20 // 4 // 4 // 1024, 1024), number, np.float32)
         sharding = NamedSharding(mesh, spec)
+        specs[f"w{number}"] = spec
         tree[f"w{number}"] = jax.make_array_from_callback(value.shape, sharding, value.__getitem__)
     store = _jax.store()
     assert store is not None
@@ -41,6 +43,18 @@ def soak(saves: int, folder: str) -> list[tuple[int, float, int, int, int, float
             hm.async_save(path, tree).wait()
         else:
             hm.save_safetensors(path, tree)
+        # Of equal parts of the file, each of its own number, all are what they were.
+        found = hm.load_safetensors(
+            path,
+            mesh,
+            specs,
+            replicas="once" if number % 3 == 2 else "read",
+            dtype=dtypes[number % 5],
+        )
+        for name, array in found.items():
+            shard = np.asarray(array.addressable_data(0))
+            assert (shard == int(name[1:])).all(), (number, name)
+        del found, array, shard
         if number % max(1, saves // 10) == 0 or number == saves - 1:
             files = len(os.listdir("/proc/self/fd"))
             keys = len(store.list("hostmesh/"))
@@ -60,10 +74,12 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(dir=os.environ.get("HOSTMESH_FOLDER")) as folder:
         every = hostmesh.testing.run(soak, PROCESSES, DEVICES, (saves, folder), timeout=3600)
-    print(f"{saves} saves of {MIB} MiB, half in the background; process 0 and the largest growth")
+    print(
+        f"{saves} saves of {MIB} MiB, half in the background, each loaded; process 0 and the largest growth"
+    )
     for number, memory, threads, files, keys, spent in every[0]:
         print(
-            f"save {number:4d}: {memory:7.1f} MiB, {threads} threads, {files} files, {keys} keys,"
+            f"number {number:4d}: {memory:7.1f} MiB, {threads} threads, {files} files, {keys} keys,"
             f" {spent:6.1f} s"
         )
     early = [own[1 if len(own) > 2 else 0] for own in every]

@@ -57,6 +57,9 @@ def test_there_is_a_benchmark_for_each_claim():
         "small_leaf",
         "soak_collectives",
         "soak_save",
+        "storage_load",
+        "storage_load_large",
+        "storage_remote",
         "threads",
     } <= {path.stem for path in FILES}
 

@@ -1,6 +1,7 @@
 """A process of a small cluster that saves over a file, and is killed at one of its system calls.
 
-Run by test_crashes: `crash.py port process processes path last`. `last` is the number of the call
+Run by test_crashes: `crash.py port process processes path last several`. What is saved is a zarr
+store where the path is called so, and else one safetensors file or several. `last` is the number of the call
 at which this process kills itself; 0 for one that lives. What came of the save is printed.
 """
 
@@ -16,7 +17,7 @@ import numpy as np
 
 import hostmesh as hm
 
-CALLS = ("open", "pwrite", "pwritev", "truncate", "fsync", "replace", "close")
+CALLS = ("open", "pwrite", "pwritev", "truncate", "fsync", "replace", "close", "mkdir")
 
 
 def value(seed: int) -> dict[str, np.ndarray]:
@@ -55,7 +56,10 @@ def main() -> None:
         count_down(int(last))
     with hm.config.set(timeout=3.0):
         try:
-            hm.save_safetensors(path, value(2), max_file_bytes=most)
+            if path.endswith(".zarr"):
+                hm.save_zarr(path, value(2), chunks=(5_000, 3))
+            else:
+                hm.save_safetensors(path, value(2), max_file_bytes=most)
             print("saved", flush=True)
         except hm.HostmeshError as error:
             print(type(error).__name__, flush=True)

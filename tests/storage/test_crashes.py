@@ -63,8 +63,22 @@ MOMENTS = [
     *((f"both at {seed}", seed) for seed in range(8)),
 ]
 LATER = [1, 11, 27, 28, 32, 33]
+# Of a store: process 0 makes it, fills it, and gives it its name.
+STORES = [
+    [160, 0],
+    [1, 0],
+    [40, 0],
+    [60, 0],
+    [100, 0],
+    [140, 0],
+    [149, 0],
+    [0, 1],
+    [0, 20],
+    [0, 70],
+]
 if int(os.environ.get("HOSTMESH_TEST_KILLS", "0")) < len(MOMENTS):  # each waits for a heartbeat
     MOMENTS, LATER = [MOMENTS[i] for i in (2, 5, 7, 9, 12)], [27, 32]
+    STORES = STORES[:1]
 
 
 @pytest.mark.private_names
@@ -113,6 +127,27 @@ def test_killed_at_any_moment_several_files_are_whole(tmp_path: Path, at: int) -
     hm.save_safetensors(path, crash.value(3), max_file_bytes=10**6)
     assert load() == {name: value.tobytes() for name, value in crash.value(3).items()}
     assert len(os.listdir(tmp_path)) == 3
+
+
+@pytest.mark.private_names
+@pytest.mark.parametrize("last", STORES, ids=str)
+def test_killed_at_any_moment_a_zarr_store_is_whole(tmp_path: Path, last: list[int]) -> None:
+    import zarr
+
+    path = tmp_path / "m.zarr"
+    hm.save_zarr(path, crash.value(1))
+
+    def load() -> dict[str, bytes]:
+        return {
+            name: each[...].tobytes() for name, each in zarr.open_group(path, mode="r").arrays()
+        }
+
+    ends = run_cluster(path, last)
+    assert -signal.SIGKILL in [code for code, _ in ends]
+    assert load() in [{k: v.tobytes() for k, v in crash.value(seed).items()} for seed in (1, 2)]
+    hm.save_zarr(path, crash.value(3))
+    assert load() == {name: value.tobytes() for name, value in crash.value(3).items()}
+    assert os.listdir(tmp_path) == [path.name]
 
 
 def failing(path: Path, words: str, process: int) -> None:

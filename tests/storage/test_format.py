@@ -90,6 +90,8 @@ def tensor(dtype="F32", shape=(2,), offsets=(0, 8), **more):
         ({"a": tensor(shape=[2.0])}, "shape [2.0]"),
         ({"a": tensor(shape=[2**62, 4, 0], offsets=(0, 0))}, "at most"),
         ({"a": tensor(shape=[2**70], offsets=(0, 0))}, "sizes"),
+        ({"a": tensor(shape=[1] * 100, offsets=(0, 4))}, "32 dimensions"),
+        ({"\ud800": tensor()}, "no text"),
         ({"a": tensor(offsets=(8, 0))}, "data_offsets [8, 0]"),
         ({"a": tensor(offsets=(0, 8, 9))}, "data_offsets"),
         ({"a": tensor(offsets=(0, 4))}, "takes 8"),

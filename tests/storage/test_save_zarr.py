@@ -87,6 +87,8 @@ def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:
         hm.save_zarr(tmp_path / "home", np.ones(3))
     assert (tmp_path / "home" / "file").exists()
     hm.save_zarr(tmp_path / "new", np.ones(3))
+    hm.save_zarr(tmp_path / "new", np.zeros(3))  # zarr's fill value: as many chunks
+    assert (tmp_path / "new" / "c" / "0").is_file()
     assert sorted(os.listdir(tmp_path)) == ["home", "new"]
 
 

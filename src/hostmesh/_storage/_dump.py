@@ -29,9 +29,11 @@ from .._shards import from_callback
 from .._trees import Tree
 from .._verdict import name_processes
 from . import _atomic, _format
+from ._boxes import elements
 from ._leaves import named
 from ._local import LocalFile
 from ._resolve import read_header
+from ._source import LIMITS, is_countable
 from ._writing import write_all
 
 HostArray: TypeAlias = npt.NDArray[Any]
@@ -39,6 +41,7 @@ HostArray: TypeAlias = npt.NDArray[Any]
 _NAME = "process-{:05d}-of-{:05d}.safetensors"
 _PATTERN = re.compile(r"process-(\d{5,})-of-(\d{5,})\.safetensors")
 _METADATA = "hostmesh.dump"
+_MOST_NAMED = 2**16
 
 
 @dataclass(frozen=True)
@@ -204,20 +207,38 @@ def load_local(folder: str | os.PathLike[str], mesh: Mesh | None = None) -> dict
                 leaf.shape, mesh, _spec_on(leaf, mesh), read, dtype=leaf.dtype
             )
         if leaf.key:
-            found[name] = jax.random.wrap_key_data(found[name], impl=leaf.key)
+            try:
+                found[name] = jax.random.wrap_key_data(found[name], impl=leaf.key)
+            except (TypeError, ValueError) as error:
+                _refuse(
+                    f"{where}, leaf {name!r}",
+                    f"{leaf.dtype}{list(leaf.shape)} as keys {leaf.key!r}: {str(error)[:200]}",
+                    "PRNG keys are of a kind that this JAX has",
+                    "read it with the JAX that wrote it",
+                )
     return found
 
 
 def _spec_on(leaf: _Leaf, mesh: Mesh) -> PartitionSpec:
     cuts: list[tuple[str, ...] | None] = [None] * len(leaf.shape)
     for number, axes in enumerate(leaf.spec):
-        listed = [axes] if isinstance(axes, str) else axes or []
-        cuts[number] = tuple(axis for axis in listed if axis in mesh.axis_names) or None
+        cuts[number] = tuple(axis for axis in axes if axis in mesh.axis_names) or None
     return PartitionSpec(*cuts)
 
 
 def _assembled(leaf: _Leaf, place: Bounds, absent: Sequence[int], where: str) -> HostArray:
     """The values at a place, of the parts that overlap it; the first process's go before others."""
+    overlaps = [
+        elements(
+            tuple(
+                (max(a, c), max(a, c, min(b, d)))
+                for (a, b), (c, d) in zip(place, part.place, strict=True)
+            )
+        )
+        for part in leaf.parts
+    ]
+    if sum(overlaps) < elements(place):  # before memory for what no file holds
+        _refuse_absent(leaf, elements(place) - sum(overlaps), elements(place), absent, where)
     out = np.empty(tuple(b - a for a, b in place), leaf.dtype)
     filled = np.zeros(out.shape, np.bool_)
     for part in reversed(leaf.parts):
@@ -236,15 +257,22 @@ def _assembled(leaf: _Leaf, place: Bounds, absent: Sequence[int], where: str) ->
             out[here] = part.values[there]
             filled[here] = True
     if not filled.all():
-        _refuse(
-            f"{where}, leaf {leaf.name!r}",
-            f"{int(filled.size - filled.sum())} of {filled.size} elements in no file",
-            f"the folder lacks the files of {name_processes(absent)}"
-            if absent
-            else "each element is in the file of a process",
-            "bring the files of all hosts together in the folder",
-        )
+        lacking = int(filled.size - filled.sum())
+        _refuse_absent(leaf, lacking, filled.size, absent, where)
     return out
+
+
+def _refuse_absent(
+    leaf: _Leaf, lacking: int, count: int, absent: Sequence[int], where: str
+) -> NoReturn:
+    _refuse(
+        f"{where}, leaf {leaf.name!r}",
+        f"{lacking} of {count} elements in no file",
+        f"the folder lacks the files of {name_processes(absent)}"
+        if absent
+        else "each element is in the file of a process",
+        "bring the files of all hosts together in the folder",
+    )
 
 
 def _warn_of_differences(leaf: _Leaf, where: str) -> None:
@@ -301,7 +329,7 @@ def _read(folder: Path, where: str) -> tuple[dict[str, _Leaf], list[int]]:
                 known.name, known.dtype, known.shape, known.key, known.spec, parts
             )
     there = {process for process, _ in files.values()}
-    return found, sorted(set(range(counts.pop())) - there)
+    return found, [p for p in range(min(counts.pop(), _MOST_NAMED)) if p not in there]
 
 
 def _leaves_of(path: Path, process: int, where: str) -> list[_Leaf]:
@@ -315,6 +343,11 @@ def _leaves_of(path: Path, process: int, where: str) -> list[_Leaf]:
     try:
         for name, told in json.loads(header.metadata[_METADATA])["leaves"].items():
             shape, dtype = tuple(map(int, told["shape"])), np.dtype(told["dtype"])
+            if not is_countable(shape):
+                raise ValueError(f"shape {list(shape)}; {LIMITS}")
+            spec = [[axes] if isinstance(axes, str) else axes or [] for axes in told["spec"]]
+            if len(spec) > len(shape) or not all(isinstance(a, str) for cut in spec for a in cut):
+                raise ValueError(f"spec {told['spec']}")
             parts: list[_Part] = []
             for stored, listed in told["chunks"].items():
                 entry = header.entries[stored]
@@ -326,9 +359,9 @@ def _leaves_of(path: Path, process: int, where: str) -> list[_Leaf]:
                 values = data[entry.start : entry.stop].view(dtype)
                 parts.append(_Part(process, place, values.reshape([b - a for a, b in place])))
             leaves.append(
-                _Leaf(name, dtype, shape, str(told["key"]), tuple(told["spec"]), tuple(parts))
+                _Leaf(name, dtype, shape, str(told["key"]), tuple(map(tuple, spec)), tuple(parts))
             )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         _refuse(
             where,
             f"metadata that is none of dump_local's: {type(error).__name__}: {str(error)[:200]}",

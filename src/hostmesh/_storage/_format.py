@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from .._errors import StorageError, build
+from ._source import LIMITS, is_countable
 
 # The writer puts tensors in this order of dtype, then by name.
 _NAMES: dict[str, np.dtype[Any]] = {
@@ -51,8 +52,7 @@ _ALIGNMENT = 8
 MAX_HEADER_BYTES = 100_000_000
 _METADATA = "__metadata__"
 _FIELDS = {"dtype", "shape", "data_offsets"}
-# JAX, like NumPy, counts elements in 64 bits.
-_MAX_ELEMENTS = 2**63 - 1
+_MAX_SIZE = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,19 @@ class Header:
 def has(dtype: np.dtype[Any]) -> bool:
     """Whether the format has a word for a dtype."""
     return dtype in _DTYPES
+
+
+def is_text(words: str) -> bool:
+    """Whether a string of JSON can be written: an escape may be half a character.
+
+    >>> is_text("w"), is_text("\\ud800")
+    (True, False)
+    """
+    try:
+        words.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def header_length(prefix: bytes, size: int, where: str) -> int:
@@ -112,6 +125,8 @@ def parse(header: bytes, size: int, where: str) -> Header:
         _refuse(where, f"a header that is no JSON: {str(error)[:200]}", "it is one JSON object")
     if not _is_mapping(found):
         _refuse(where, f"a header of {type(found).__name__}", "it is one JSON object")
+    if not is_text("".join(found)):
+        _refuse(where, "names that are no text", "tensors have names in Unicode")
     metadata = found.pop(_METADATA, {})
     if not _is_mapping(metadata) or not all(isinstance(v, str) for v in metadata.values()):
         _refuse(where, f"{_METADATA} {str(metadata)[:80]}", "it maps strings to strings")
@@ -212,9 +227,8 @@ def _entry(name: str, value: object, data_start: int, where: str) -> Entry:
         _refuse(
             here, f"data_offsets {str(offsets)[:80]}", "they are a start and a stop not below it"
         )
-    # Zeros hide no overflow: a shape of (2**62, 2**62, 0) fits nowhere.
-    if math.prod(size or 1 for size in shape) > _MAX_ELEMENTS:
-        _refuse(here, f"shape {str(shape)[:80]}", f"an array has at most {_MAX_ELEMENTS} elements")
+    if not is_countable(tuple(shape)):
+        _refuse(here, f"shape {str(shape)[:80]}", LIMITS)
     claimed, nbytes = offsets[1] - offsets[0], math.prod(shape) * _NAMES[kind].itemsize
     if claimed != nbytes:
         _refuse(
@@ -239,7 +253,7 @@ def _is_mapping(value: object) -> TypeGuard[dict[str, Any]]:
 
 def _is_sizes(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(
-        type(size) is int and 0 <= size <= _MAX_ELEMENTS for size in cast("list[object]", value)
+        type(size) is int and 0 <= size <= _MAX_SIZE for size in cast("list[object]", value)
     )
 
 

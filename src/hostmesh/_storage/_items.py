@@ -117,9 +117,9 @@ def items_of(
         if spec is None:
             lacking.append(f"{each.name!r} {each.dtype}{list(each.shape)}")
             continue
+        asked = dtype_of(each, dtype, where)
         try:
             sharding = sharding_for(mesh, spec)
-            asked = dtype_of(each, dtype, where)
             recipe = _recipes.inward(sharding, None, asked, each.shape, x64)
             items.append(Item(number, each, asked, recipe))
         except (ShapeError, SpecError) as error:
@@ -168,7 +168,7 @@ def tasks_of(item: Item, chunk: Chunk, box: Bounds, values: HostArray) -> Iterat
             for (a, b), (low, _), axis in zip(common, origin, piece.axes, strict=True)
         )
         kept = [axis for axis in piece.axes if axis is not None]
-        place = values[cut].transpose([kept.index(i) for i in range(len(kept))])
+        place = values[*cut, ...].transpose([kept.index(i) for i in range(len(kept))])
         yield Task(piece.stored, there, place, item.write)
 
 

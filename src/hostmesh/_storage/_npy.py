@@ -22,12 +22,11 @@ from .._errors import StorageError, build
 from .._plan import Shape
 from ._local import box_of
 from ._resolve import File, Opened, open_file
-from ._source import Job, Stored, Task
+from ._source import LIMITS, Job, Stored, Task, is_countable
 
 _MOST_HEADER = 64 * 1024
 # Deflate makes at most about this much of a byte.
 _INFLATION = 1040
-_MAX_ELEMENTS = 2**63 - 1
 
 
 def add_npy(opened: Opened, path: str | os.PathLike[str]) -> None:
@@ -80,12 +79,14 @@ _BAD_ENTRY = (
 def _require_sizes(entry: zipfile.ZipInfo, size: int, where: str) -> None:
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or entry.flag_bits & 1:
         _refuse(where, f"compression {entry.compress_type}", "entries are stored or deflated")
+    if not (0 <= entry.header_offset < size and 0 <= entry.compress_size <= size):
+        _refuse(
+            where,
+            f"{entry.compress_size} bytes from byte {entry.header_offset} on",
+            f"they lie within the {size} of the file",
+        )
     factor = 1 if entry.compress_type == zipfile.ZIP_STORED else _INFLATION
-    if not (
-        0 <= entry.header_offset < size
-        and 0 <= entry.compress_size <= size
-        and 0 <= entry.file_size <= factor * entry.compress_size + factor
-    ):
+    if not 0 <= entry.file_size <= factor * entry.compress_size + factor:
         _refuse(
             where,
             f"{entry.file_size} bytes of {entry.compress_size} compressed ones, in a file of {size}",
@@ -117,8 +118,8 @@ def _stored(number: int, name: str, head: bytes, start: int, size: int, where: s
     shape = tuple(int(n) for n in shape)
     if dtype.hasobject or dtype.names is not None or dtype.kind not in "biufc" or dtype.subdtype:
         _refuse(where, f"dtype {str(dtype)[:100]}", "it is a number; nothing is unpickled")
-    if any(n < 0 for n in shape) or math.prod(n or 1 for n in shape) > _MAX_ELEMENTS:
-        _refuse(where, f"shape {str(shape)[:100]}", f"at most {_MAX_ELEMENTS} elements")
+    if not is_countable(shape):
+        _refuse(where, f"shape {str(shape)[:100]}", LIMITS)
     at, nbytes = stream.tell(), math.prod(shape) * dtype.itemsize
     if at + nbytes > size:
         _refuse(where, f"{size - at} bytes of data", f"shape {shape} of {dtype} takes {nbytes}")

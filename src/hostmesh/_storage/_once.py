@@ -37,6 +37,9 @@ def shares(
 ) -> tuple[tuple[int, Bounds], ...]:
     """Which of its holders reads which part of a chunk, whose place in the array is `box`.
 
+    A small chunk is read by one, by `turn`. Of chunks side by side each reads the same part, so that
+    its parts lie together in the file.
+
     >>> shares(((0, 4), (0, 2**16)), (1, 3), 1, turn=0)
     ((1, ((0, 2), (0, 65536))), (3, ((2, 4), (0, 65536))))
     >>> shares(((0, 4),), (1, 3), 1, turn=1)
@@ -54,7 +57,7 @@ def shares(
     cuts = [low + extent * i // count for i in range(count + 1)]
     return tuple(
         (
-            holders[(turn + i) % count],
+            holders[i],
             (*box[:dimension], (cuts[i], cuts[i + 1]), *box[dimension + 1 :]),
         )
         for i in range(count)

@@ -13,6 +13,7 @@ import jax
 from .. import _jax, _staging
 from .._config import config
 from .._coordination import agree
+from .._errors import StorageError, build
 from .._moves import Moves
 from .._plan import Bounds, Chunk
 from . import _bar, _once
@@ -93,9 +94,18 @@ def _jobs(group: _Group, sources: Sequence[Source], mode: _once.Mode) -> list[Jo
     """Memory for a group's chunks, and what fills it from the sources."""
     me = jax.process_index()
     chunks = [(item, chunk) for item in group.items for chunk in item.plan.chunks(me)]
-    memory = _staging.buffers(
-        [item.plan.shard_shape for item, _ in chunks], [item.recipe.dtype for item, _ in chunks]
-    )
+    try:
+        memory = _staging.buffers(
+            [item.plan.shard_shape for item, _ in chunks], [item.recipe.dtype for item, _ in chunks]
+        )
+    except MemoryError as error:
+        raise build(
+            StorageError,
+            where=f"tensor {group.items[0].wanted.name!r} on process {me}",
+            given=f"{group.nbytes} bytes of chunks: {error}",
+            rule="the chunks of a tensor that one process holds are in host memory together",
+            advice="cut it over more processes; or the file claims more than it holds",
+        ) from None
     group.values = [{} for _ in group.items]
     where = {id(item): values for item, values in zip(group.items, group.values, strict=True)}
     tasks: dict[int, list[Task]] = {}
@@ -117,7 +127,7 @@ def _own_boxes(
     holders = item.plan.holders(chunk)
     low = [a for a, _ in item.box(chunk)]
     for number, (reader, box) in enumerate(item.parts(chunk)):
-        piece = values[tuple(slice(a - o, b - o) for (a, b), o in zip(box, low, strict=True))]
+        piece = values[*(slice(a - o, b - o) for (a, b), o in zip(box, low, strict=True)), ...]
         key = (item.number, chunk, number)
         if reader != me:
             moves.receive(reader, key, piece)

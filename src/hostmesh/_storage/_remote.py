@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ T = TypeVar("T")
 _GAP = 256 * 1024
 _LARGEST = 8 * 2**20
 _TRIES = 5
+_FOR_NOW = (408, 425, 429)  # too slow, too early, too many requests
 _PAUSE = 0.1  # seconds before the second try; twice as long before each next one
 
 
@@ -59,7 +61,10 @@ def filesystem(url: str) -> tuple[Any, str]:
             advice="pip install 'hostmesh[remote]'",
         ) from None
     try:
-        found: Any = fsspec.core.url_to_fs(url)
+        options = (
+            _http_options(url.partition(":")[0]) if url.startswith(("http:", "https:")) else {}
+        )
+        found: Any = fsspec.core.url_to_fs(url, **options)
     except (ImportError, ValueError) as error:
         raise build(
             SpecError,
@@ -69,6 +74,40 @@ def filesystem(url: str) -> tuple[Any, str]:
             advice="pip install 'hostmesh[remote]', and what the error names",
         ) from None
     return found[0], found[1]
+
+
+def _http_options(protocol: str) -> dict[str, Any]:
+    """fsspec's options for http: the user's, and that each answer is looked at."""
+    import fsspec.config
+
+    own = fsspec.config.conf.get(protocol, {}).get("client_kwargs", {})
+    return {"client_kwargs": {**own, "trace_configs": [*own.get("trace_configs", []), _watch()]}}
+
+
+@functools.cache
+def _watch() -> Any:
+    """Has aiohttp look at each answer before its body comes: whether it is the range asked for.
+
+    fsspec itself takes whatever comes.
+    """
+    import aiohttp
+
+    async def look(_: Any, __: Any, told: aiohttp.TraceRequestEndParams) -> None:
+        asked, answer = told.headers.get("Range", ""), told.response
+        first, _, last = asked.removeprefix("bytes=").partition("-")
+        if answer.status == 206 and asked:
+            wrong = not answer.headers.get("Content-Range", "").startswith(f"bytes {first}-")
+        else:  # a server that knows no ranges sends all, which may be more than there is room for
+            length = answer.content_length
+            wrong = bool(last) and answer.status == 200 and length != int(last) - int(first) + 1
+        if wrong:
+            answer.close()
+            came = answer.headers.get("Content-Range") or f"all {answer.content_length} bytes"
+            raise OSError(f"{came} came where {asked} was asked for; does the server know ranges?")
+
+    watch = aiohttp.TraceConfig()
+    watch.on_request_end.append(look)
+    return watch
 
 
 def listed(url: str) -> list[str] | None:
@@ -105,10 +144,7 @@ class RemoteFile:
         def once() -> bytes:
             data: bytes = self._system.cat_file(self._path, start=start, end=start + length)
             if len(data) != length:
-                raise OSError(
-                    f"{len(data)} bytes came of {length} from byte {start} on"
-                    + ("; does the server know ranges?" if len(data) > length else "")
-                )
+                raise OSError(f"{len(data)} bytes came of {length} from byte {start} on")
             return data
 
         begun = time.monotonic()
@@ -149,9 +185,7 @@ class RemoteFile:
             try:
                 return ask()
             except Exception as error:  # whatever the client of this kind of store raises
-                final = isinstance(
-                    error, FileNotFoundError | PermissionError | NotImplementedError | TypeError
-                )
+                final = _is_final(error)
                 if final or number == _TRIES - 1:
                     times = "at once" if final else f"{_TRIES} times"
                     raise self._error(
@@ -173,6 +207,15 @@ class RemoteFile:
 
     def close(self) -> None:
         """Nothing is open: connections are the file system's."""
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether to ask again would give the same."""
+    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
+        # Of whatever kept it from asking for the size fsspec's http says that there is no file.
+        status = getattr(error.__cause__, "status", 0)
+        return isinstance(status, int) and 400 <= status < 500 and status not in _FOR_NOW
+    return isinstance(error, FileNotFoundError | PermissionError | NotImplementedError | TypeError)
 
 
 def _span(task: Task) -> tuple[int, int]:

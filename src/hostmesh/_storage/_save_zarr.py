@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import jax
 
@@ -15,6 +15,7 @@ from .._check import assert_equal
 from .._coordination import members_of, telling
 from .._errors import StorageError, build
 from .._plan import Bounds, Shape
+from .._progress import Line
 from .._trees import Tree
 from ._atomic import remove_left_overs, temporary
 from ._boxes import elements
@@ -27,6 +28,7 @@ from ._save import Replicas, check_replicas, local_path
 from ._shares import Piece
 from ._together import together
 from ._writing import Source, gathered
+from ._zarr import zarr_package
 
 Chunks = Sequence[int] | Mapping[str, Sequence[int]] | None
 
@@ -40,6 +42,7 @@ def save_zarr(
     *,
     chunks: Chunks = None,
     replicas: Replicas = "first",
+    progress: bool | None = None,
     explain: Literal[False] = False,
 ) -> None: ...
 
@@ -51,6 +54,7 @@ def save_zarr(
     *,
     chunks: Chunks = None,
     replicas: Replicas = "first",
+    progress: bool | None = None,
     explain: Literal[True],
 ) -> SavePlan: ...
 
@@ -61,6 +65,7 @@ def save_zarr(
     *,
     chunks: Chunks = None,
     replicas: Replicas = "first",
+    progress: bool | None = None,
     explain: bool = False,
 ) -> SavePlan | None:
     """Saves a global array, or a pytree of them, as a zarr store (format 3), on all processes together.
@@ -79,9 +84,10 @@ def save_zarr(
         as for `save_safetensors`.
       chunks: the chunk shape, of all arrays or by name. No chunk may straddle what no process
         holds whole. By default one that divides the shards, of at most about 16 MiB.
-      replicas, explain: as for `save_safetensors`.
+      replicas, progress, explain: as for `save_safetensors`.
 
     Raises:
+      SpecError: without the zarr package.
       StorageError: as `save_safetensors`; also for a dtype that zarr does not know, for chunks that
         no process holds whole, and where `path` is there and is no zarr store.
       DivergenceError, StragglerError, ClusterError: as `save_safetensors`.
@@ -93,6 +99,7 @@ def save_zarr(
     name = f"save_zarr({os.fspath(path)!r})"
     with telling(name) if not explain else contextlib.nullcontext():
         if not explain:
+            zarr_package(name)
             settle()
         target = local_path(path, name)
         check_replicas(replicas, name)
@@ -126,7 +133,11 @@ def save_zarr(
         return folder
 
     def fill(token: str) -> None:
-        _fill(temporary(target, token, 0), leaves, plan.pieces.get(jax.process_index(), ()))
+        nbytes = sum(plan.files.values()) // len(members)
+        line = Line(nbytes, members, shows=progress, doing=f"save {target.name}")
+        own = plan.pieces.get(jax.process_index(), ())
+        _fill(temporary(target, token, 0), leaves, own, line.show, name)
+        line.end()
 
     together(what, make, fill)
     return None
@@ -200,7 +211,7 @@ def _create(
     path: Path, leaves: Mapping[str, Leaf], shapes: Mapping[str, Shape], is_one: bool, name: str
 ) -> None:
     """Makes the arrays, without their values."""
-    zarr: Any = _zarr(name)
+    zarr = zarr_package(name)
     if not is_one:
         zarr.create_group(path)
     for key, leaf in leaves.items():
@@ -220,36 +231,32 @@ def _create(
     sync_files(files)
 
 
-def _fill(path: Path, leaves: Mapping[str, Leaf], pieces: Sequence[Piece]) -> None:
-    """Writes this process's chunks, and makes them durable."""
-    zarr: Any = _zarr("save_zarr")
+def _fill(
+    path: Path,
+    leaves: Mapping[str, Leaf],
+    pieces: Sequence[Piece],
+    done: Callable[[int], None],
+    name: str,
+) -> None:
+    """Writes this process's chunks, and makes them durable; `done` hears of the bytes so far."""
+    zarr = zarr_package(name)
     values = list(leaves.values())
     files: list[Path] = []
+    total = 0
     for number in sorted({piece.tensor for piece in pieces}):
         leaf = values[number]
         # Without looking for chunks of the fill value, at which NumPy warns of signalling NaNs.
-        whole = {"write_empty_chunks": True}
-        array = zarr.open_array(path, path=leaf.name, mode="r+", config=whole)
+        # zarr 3.1 does not heed open_array(config=).
+        with zarr.config.set({"array.write_empty_chunks": True}):
+            array = zarr.open_array(path, path=leaf.name, mode="r+")
         source = Source(leaf.value)
         for piece in pieces:
             if piece.tensor != number:
                 continue
             index = tuple(slice(*cut) for cut in piece.place)
             array[index or ...] = gathered(piece.place, source.at(piece.place))
+            total += elements(piece.place) * leaf.dtype.itemsize
+            done(total)
             at = tuple(a // c for (a, _), c in zip(piece.place, array.chunks, strict=True))
             files.append(path / leaf.name / array.metadata.encode_chunk_key(at))
     sync_files(files)
-
-
-def _zarr(name: str) -> Any:
-    try:
-        import zarr
-    except ModuleNotFoundError:
-        raise build(
-            StorageError,
-            where=name,
-            given="no zarr package",
-            rule="stores are written through it",
-            advice='pip install "hostmesh[zarr]"',
-        ) from None
-    return zarr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -14,6 +15,21 @@ from .._plan import Bounds, Shape
 HostArray: TypeAlias = npt.NDArray[Any]
 # Something to do in whatever thread, in no order; it reads and writes its own part.
 Job: TypeAlias = Callable[[], None]
+
+
+# What every NumPy has; NumPy and JAX count bytes in 63 bits, and an element has at most 16.
+_MAX_RANK, _MAX_ELEMENTS = 32, 2**58
+LIMITS = f"an array has at most {_MAX_RANK} dimensions and 2**58 elements"
+
+
+def is_countable(shape: Shape) -> bool:
+    """Whether an array may have a shape. Zeros hide no overflow: (2**40, 2**40, 0) fits nowhere.
+
+    >>> is_countable((2**40, 0)), is_countable((2**40, 2**40, 0))
+    (True, False)
+    """
+    fits = math.prod(max(size, 1) for size in shape) <= _MAX_ELEMENTS
+    return fits and len(shape) <= _MAX_RANK and min(shape, default=0) >= 0
 
 
 @dataclass(frozen=True)
@@ -50,7 +66,7 @@ class Task:
     def part(self, box: Bounds) -> Task:
         """The same for a box within this one."""
         cut = tuple(slice(a - low, b - low) for (a, b), (low, _) in zip(box, self.box, strict=True))
-        return Task(self.stored, box, self.place[cut], self.write)
+        return Task(self.stored, box, self.place[*cut, ...], self.write)
 
 
 class Source(Protocol):

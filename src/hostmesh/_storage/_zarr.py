@@ -11,7 +11,7 @@ from .._errors import SpecError, StorageError, build
 from . import _boxes
 from ._local import COUNT
 from ._resolve import Opened
-from ._source import Job, Stored, Task
+from ._source import LIMITS, Job, Stored, Task, is_countable
 
 
 def open_zarr(store: Any) -> Opened:
@@ -28,17 +28,23 @@ def open_zarr(store: Any) -> Opened:
     return opened
 
 
-def _opened(store: Any) -> Any:
+def zarr_package(where: str) -> Any:
+    """The package, if it is there."""
     try:
         import zarr
     except ImportError:
         raise build(
             SpecError,
-            where="load_zarr",
-            given="a store, without the package zarr",
-            rule="zarr stores are read by it",
+            where=where,
+            given="a zarr store, without the package zarr",
+            rule="zarr stores are read and written by it",
             advice="pip install 'hostmesh[zarr]'",
         ) from None
+    return zarr
+
+
+def _opened(store: Any) -> Any:
+    zarr = zarr_package("load_zarr")
     try:
         return zarr.open(store, mode="r")
     except Exception as error:  # whatever the store, its codecs or the metadata raise
@@ -51,6 +57,8 @@ def _arrays(group: Any, prefix: str) -> list[tuple[str, Any]]:
         for name, each in group.members():
             path = f"{prefix}{name}"
             found += [(path, each)] if hasattr(each, "shape") else _arrays(each, f"{path}/")
+    except StorageError:
+        raise
     except Exception as error:
         raise _failed(f"{group}", error) from None
     return found
@@ -66,8 +74,32 @@ def _add(opened: Opened, array: Any, name: str, where: str) -> None:
             rule="an array on devices is of numbers",
             advice="leave it out with select=",
         )
+    if not is_countable(array.shape):
+        raise build(
+            StorageError,
+            where=f"{where}: array {name!r}",
+            given=f"shape {str(array.shape)[:100]}",
+            rule=LIMITS,
+            advice="leave it out with select=",
+        )
+    try:
+        array = _with_whole_chunks(array)
+    except Exception as error:
+        raise _failed(f"{where}: array {name!r}", error) from None
     number = opened.add(_Array(array, f"{where}: array {name!r}"))
     opened.stored.append(Stored(number, name, dtype, tuple(map(int, array.shape)), 0))
+
+
+def _with_whole_chunks(array: Any) -> Any:
+    """The same array, whose chunks are looked at where its codec does not."""
+    codecs = str(array.metadata.to_dict())
+    if "blosc" not in codecs or "sharding" in codecs:  # of a shard, a part is a chunk
+        return array
+    from ._zarr_store import WholeChunks
+
+    return zarr_package("load_zarr").open_array(
+        store=WholeChunks(array.store), path=array.path, mode="r"
+    )
 
 
 class _Array:
@@ -105,7 +137,7 @@ def _failed(where: str, error: Exception) -> StorageError:
     return build(
         StorageError,
         where=where,
-        given=f"{type(error).__name__}: {str(error)[:300]}",
+        given=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
         rule="the zarr package opens the store and reads its chunks",
         advice="look at the path, and whether the store is whole",
     )
