@@ -1,4 +1,8 @@
-"""A real model of 90 MB onto 4x2 from the page cache: 4x as fast as whole files cut by JAX, 6x as Orbax."""
+"""A real model of 90 MB onto 4x2 from the page cache: 4x as fast as whole files cut by JAX, 6x as Orbax.
+
+Two bounds: as many bytes read in one piece and put; and this process's own chunks, whose rows are
+short runs of bytes in the file, copied out of the mapped file one by one, and put in one call.
+"""
 
 import os
 
@@ -7,6 +11,7 @@ from _race import Contestants, Row, main, race
 
 def contestants() -> Contestants:
     import importlib
+    import mmap
     from pathlib import Path
 
     import jax
@@ -56,6 +61,26 @@ def contestants() -> Contestants:
     own = plan.processes[jax.process_index()].nbytes
     here = NamedSharding(Mesh(np.array(jax.local_devices()[:1]), "x"), PartitionSpec())
 
+    stored = hostmesh.load_safetensors(
+        file, mesh, spec
+    )  # the bound knows beforehand where all lies
+    first = file.stat().st_size - sum(info.nbytes for info in hostmesh.inspect(file).values())
+    places = []
+    for name, info in hostmesh.inspect(file).items():
+        layout = hostmesh.plan(mesh, stored[name].sharding.spec, global_shape=info.shape)
+        indices = [layout.global_index(chunk) for chunk in layout.chunks(jax.process_index())]
+        places += [(first, info.shape, info.dtype, index) for index in indices]
+        first += info.nbytes
+
+    def chunks() -> object:
+        with open(file, "rb") as stream:
+            mapped = mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ)
+        out = [
+            np.ndarray(shape, dtype, buffer=mapped, offset=start)[index].copy()
+            for start, shape, dtype, index in places
+        ]
+        return jax.device_put(out, here)
+
     def bound() -> object:
         with open(file, "rb", buffering=0) as stream:
             out = np.empty(own, np.uint8)
@@ -65,14 +90,15 @@ def contestants() -> Contestants:
     return {
         "load_file": by_callback,
         "Orbax": orbax,
-        "bound": bound,
+        "one read": bound,
+        "own chunks": chunks,
         "hostmesh": lambda: hostmesh.load_safetensors(file, mesh, spec),
     }
 
 
 def rows(work: str, rounds: int) -> list[Row]:
     times = race(contestants, rounds)
-    peers = {"load_file": 4.0, "Orbax": 6.0, "bound": None}
+    peers = {"load_file": 4.0, "Orbax": 6.0, "one read": None, "own chunks": None}
     return [Row(work, p, times[p], times["hostmesh"], b) for p, b in peers.items()]
 
 
