@@ -55,7 +55,7 @@ def loop(rounds: int, folder: str) -> dict[str, list[float]]:
         handle = hm.async_save(Path(folder) / "m", {"w": weights})
         call = time.perf_counter() - began
         during: list[float] = []
-        while not handle.done():
+        while not hm.all_processes(handle.done()):  # one by one they would part
             during.append(step())
         write = time.perf_counter() - began
         handle.wait()

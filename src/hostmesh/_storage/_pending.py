@@ -39,7 +39,10 @@ class SaveHandle:
             self._thread.start()
 
     def done(self) -> bool:
-        """Whether it has ended on this process, well or not."""
+        """Whether it has ended on this process, well or not: others may tell otherwise at the time.
+
+        What all of them do then is to be decided together: `all_processes(handle.done())`.
+        """
         return self._work is None
 
     def wait(self) -> None:
