@@ -66,3 +66,4 @@ from ._storage._save_zarr import save_zarr as save_zarr
 from ._storage._wanted import Join as Join
 from ._topology import Topology as Topology
 from ._version import __version__ as __version__
+from ._watch._watchdog import Watchdog as Watchdog

@@ -23,6 +23,7 @@ from typing import Any
 
 from . import _jax
 from ._cluster import FAILURES, member_from_environment
+from ._watch import _marks
 
 _END = "hostmesh/end"
 _COUNT = "hostmesh/count"  # of the processes that came to their end
@@ -42,7 +43,9 @@ def arrange(shutdown_timeout: float) -> None:
     if client is None:
         return
     process, processes, _ = _jax.place()
+    global _arranged
     end = _End(client, process, processes, shutdown_timeout)
+    _arranged = True
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -52,6 +55,14 @@ def arrange(shutdown_timeout: float) -> None:
     sys.excepthook = hook
     # Runs before JAX's own, which was registered when JAX was imported.
     atexit.register(end.leave)
+
+
+_arranged = False
+
+
+def is_arranged() -> bool:
+    """Whether this process waits for the others at its end by this module's means."""
+    return _arranged
 
 
 class _End:
@@ -80,6 +91,14 @@ class _End:
         self._write(line[:500], text[-_TRACEBACK_CHARACTERS:])
 
     def leave(self) -> None:
+        """Ends the run for this process; a watchdog runs until then."""
+        try:
+            self._leave()
+        finally:
+            if _marks.watch is not None and self._pid == os.getpid():
+                _marks.watch.leave()
+
+    def _leave(self) -> None:
         """Waits for the others after a clean run; after a failure sees to it that JAX does not."""
         if self._pid != os.getpid():
             return  # a forked child
