@@ -66,4 +66,5 @@ from ._storage._save_zarr import save_zarr as save_zarr
 from ._storage._wanted import Join as Join
 from ._topology import Topology as Topology
 from ._version import __version__ as __version__
+from ._watch._running import watchdog as watchdog
 from ._watch._watchdog import Watchdog as Watchdog

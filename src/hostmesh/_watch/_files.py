@@ -6,15 +6,15 @@ import contextlib
 import faulthandler
 import json
 import os
-import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
+from .. import _jax
 from . import _stacks
 from ._record import Event
 
@@ -39,6 +39,15 @@ class Files:
         self._wrote = False
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def path(self, name: str) -> str:
+        """The path of a file in this process's folder."""
+        return str(self.folder / name)
+
+    def shared(self, name: str) -> str:
+        """The path of a file that the processes of a run on this host share."""
+        run = (_jax.place()[2] or str(os.getpid())).replace("/", "_").replace(":", "-")
+        return str(self.folder.parent / f"first-{run}-{name}")
 
     def arm(self, thread: int, seconds: float) -> None:
         """Has all stacks written in so many seconds, by a thread that needs no GIL, unless this is
@@ -102,9 +111,3 @@ def held_stack(folder: str) -> _stacks.Stack:
         head, _, text = Path(folder, HELD).read_text().partition("\n")
         return _stacks.read_dump(text, int(head.rpartition(" ")[2], 16))
     return ()
-
-
-def remove(folders: Sequence[str]) -> None:
-    """Removes folders, for tests."""
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 from .._errors import StragglerError, build
-from . import _act, _files, _report
+from . import _act, _files, _report, _signal, _witness
 from ._beat import Beat
 from ._judge import Limits, Seen
 from ._lead import Left
@@ -52,31 +51,42 @@ class Keeper:
         self.post = Post(process, name, limits, action, self._leave, self._say)
         self.interrupter = _act.Interrupter()
         self.notes: list[str] = []
-        self.listeners: list[Callable[[Beat], None]] = []
         self._acted = 0.0  # when the action was taken
         self._lost = 0.0  # when the service was said not to answer
-        self._stopped = threading.Event()
+        self._stopped = False
+        self._bell = _signal.Bell()
+        deaf = 0.0 if action == "report" else limits.timeout + 2 * _GRACE
+        self._witness = _witness.Witness(deaf, files.shared(name), files.path("ended.txt"))
         self._thread = threading.Thread(target=self._run, name="hostmesh-watch", daemon=True)
 
     def start(self) -> None:
         self.post.start()
         self._thread.start()
 
-    def stop(self, *, left: bool) -> None:
-        """Ends both threads; `left` says whether it leaves for good."""
-        del left
-        self._stopped.set()
+    def stop(self) -> None:
+        """Ends both threads. The others are told that this process does not take part any more."""
+        self._stopped = True
+        self._bell.ring()
         if threading.current_thread() is not self._thread:
             self._thread.join(2.0)
         beat = self.sampler.beat()
         last = Beat(beat.process, beat.number, beat.host, beat.pid, beat.step, phase="left")
         self.post.stop(last, 2.0)
         self.interrupter.close()
+        self._witness.close()
+        if not self._thread.is_alive():
+            self._bell.close()
 
     def _run(self) -> None:
         before = time.monotonic()
         wait = 0.0
-        while not self._stopped.wait(wait):
+        while not self._stopped:
+            early = wait > 0 and self._bell.wait(wait)
+            if early:
+                self.write_timeline()
+                self._say(_report.told_timeline(self._process, self._files.path(_files.TIMELINE)))
+            if self._stopped:
+                return
             now = time.monotonic()
             gap = now - before - wait
             if gap > max(_GAP, _GAPS * wait):
@@ -95,8 +105,9 @@ class Keeper:
         silence = min(self._limits.timeout, self._limits.lost)
         self._files.arm(self.sampler.thread.ident or 0, max(0.7 * silence, 0.5))
         self.post.offer(beat)
-        for listener in self.listeners:
-            listener(beat)
+        known = self.post.summary
+        last = None if known is None else Seen(known.leader)
+        self._witness.know(*_report.ends(beat, last, self._limits.timeout))
         self._look_at_service(beat)
         self._act(beat)
         soon = min(self._every, _SOON)
@@ -131,7 +142,7 @@ class Keeper:
         if summary is not None and summary.act:
             text = summary.text
             if self.post.leads:
-                self._stopped.wait(_LEADER_STAYS + min(self._every, _SOON))
+                time.sleep(_LEADER_STAYS + min(self._every, _SOON))
         elif self._lost and time.monotonic() - self._lost > self._limits.timeout:
             text = "watchdog: the coordinator, process 0, does not answer"
         if not text:
@@ -139,7 +150,7 @@ class Keeper:
         self._acted = time.monotonic()
         if self._action == "exit":
             self._say(f"hostmesh: watchdog: process {self._process} exits with {_act.STATUS}\n")
-            _act.end_process()
+            self._end()
         self.interrupter.interrupt(self.sampler.thread, self._error(text, beat))
 
     def _see_through(self, beat: Beat) -> None:
@@ -154,6 +165,10 @@ class Keeper:
                 self._acted = 0.0  # the program took it, and goes on
             return
         self._say(f"hostmesh: watchdog: process {self._process} exits with {_act.STATUS}: {why}\n")
+        self._end()
+
+    def _end(self) -> None:
+        self._witness.close()
         _act.end_process()
 
     def _error(self, text: str, beat: Beat) -> StragglerError:

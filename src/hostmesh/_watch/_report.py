@@ -32,17 +32,16 @@ def report(
     """The whole report, in lines of 80 columns that all begin with `hostmesh:`."""
     lines = [*_wrapped(headline(seen, judged, found, timeout))]
     by = {one.beat.process: one for one in seen}
-    count = len(seen)
     for process in judged.behind[:_SHOWN]:
         lines += _one(by[process], found, judged)
     if len(judged.behind) > _SHOWN:
         lines.append(f"  and {len(judged.behind) - _SHOWN} more")
     others = [one for p, one in sorted(by.items()) if p not in judged.behind]
-    lines += _others(others, judged, count)
+    lines += _others(others, judged)
     if found.order:
         lines += _wrapped(found.order, "  ")
     lines += _shown_stacks(found.stacks)
-    lines += _files(seen, judged)
+    lines += _files(seen, judged, found)
     lines += _wrapped(outcome)
     return "".join(f"hostmesh: {line}\n" for line in lines)
 
@@ -92,6 +91,28 @@ def lost(own: Beat, last: Seen | None, quiet: float, timeout: float) -> str:
     return "".join(f"hostmesh: {line}\n" for line in lines)
 
 
+def ends(own: Beat, last: Seen | None, timeout: float) -> tuple[str, str]:
+    """What is to be told of a process that ends without a word, and of one whose threads do not run
+    and that is killed for it."""
+    facts: list[str] = []
+    facts += _wrapped(f"process {own.process}: last seen: {where(Seen(own))}", "  ")
+    facts += _wrapped(_memory(own), "      ")
+    if last is not None and last.beat.process != own.process:
+        facts += _wrapped(f"process {last.beat.process}: last seen: {where(last)}", "  ")
+    named = f"watchdog: process {own.process}, pid {own.pid} on {own.host},"
+    words = (
+        f"{named} ended without a word: killed, crashed, or ended by JAX after another one",
+        f"{named} let no thread run, and is killed after its time-out of {timeout:g} s",
+    )
+    every = ["".join(f"hostmesh: {line}\n" for line in [*_wrapped(w), *facts]) for w in words]
+    return every[0], every[1]
+
+
+def told_timeline(process: int, path: str) -> str:
+    """Where a timeline is that somebody has asked for by a signal."""
+    return f"hostmesh: watchdog: timeline of process {process}: {path}\n"
+
+
 def where(one: Seen) -> str:
     """What a process is at, and since when."""
     beat = one.beat
@@ -126,13 +147,11 @@ def _one(one: Seen, found: Found, judged: Judgement) -> list[str]:
     if source:
         number = place.rpartition(":")[2]
         lines.append(f"      {number} |   {source}"[: WIDTH - 10])
-    facts = [f"host {beat.host}, pid {beat.pid}{f' ({kernel})' if kernel else ''}"]
+    state = f" ({kernel})" if kernel and silent else ""
+    facts = [f"host {beat.host}, pid {beat.pid}{state}"]
     facts.append(f"main thread {'busy' if beat.cpu > 0.5 else 'idle'} ({beat.cpu:.0%} of a CPU)")
     facts.append(f"load {beat.load:.1f} on {beat.cores} CPUs")
-    memory = f"memory {beat.rss / _GIB:.2f} GiB"
-    if beat.memory:
-        memory += f", {beat.free / _GIB:.1f} of {beat.memory / _GIB:.1f} GiB free there"
-    facts.append(memory)
+    facts.append(_memory(beat))
     if beat.queue >= 0:
         facts.append(f"{beat.queue} batches ready")
     lines += _wrapped("; ".join(facts), "      ")
@@ -141,7 +160,14 @@ def _one(one: Seen, found: Found, judged: Judgement) -> list[str]:
     return lines
 
 
-def _others(others: Sequence[Seen], judged: Judgement, count: int) -> list[str]:
+def _memory(beat: Beat) -> str:
+    words = f"memory {beat.rss / _GIB:.2f} GiB"
+    if beat.memory:
+        words += f", {beat.free / _GIB:.1f} of {beat.memory / _GIB:.1f} GiB free there"
+    return words
+
+
+def _others(others: Sequence[Seen], judged: Judgement) -> list[str]:
     """What the others are at, equal ones together."""
     groups: dict[str, list[Seen]] = {}
     for one in others:
@@ -154,11 +180,18 @@ def _others(others: Sequence[Seen], judged: Judgement, count: int) -> list[str]:
         last = "" if words == "has left" else f", {longest:.1f} s now"
         for_whom = f", for {name_processes(judged.behind)}" if waits and judged.behind else ""
         named = name_processes(one.beat.process for one in of)
-        lines += _wrapped(f"{named}: {words}{last}{for_whom}", "  ")
+        lines += _wrapped(f"{named}: {_plural(words, len(of))}{last}{for_whom}", "  ")
     if len(groups) > _SHOWN:
         lines.append(f"  and more, at {len(groups) - _SHOWN} other places")
-    del count
     return lines
+
+
+def _plural(words: str, count: int) -> str:
+    if count == 1:
+        return words
+    for verb in ("waits", "compiles"):
+        words = words.replace(f"{verb} ", f"{verb[:-1]} ", 1)
+    return words.replace("has left", "have left").replace("came to its end", "came to their end")
 
 
 def _shown_stacks(stacks: Mapping[int, _stacks.Stack]) -> list[str]:
@@ -177,13 +210,15 @@ def _shown_stacks(stacks: Mapping[int, _stacks.Stack]) -> list[str]:
     return lines
 
 
-def _files(seen: Sequence[Seen], judged: Judgement) -> list[str]:
-    first = [one for one in seen if one.beat.process in judged.behind] or list(seen)
+def _files(seen: Sequence[Seen], judged: Judgement, found: Found) -> list[str]:
+    first = [one for one in seen if one.beat.process in judged.behind]
     lines: list[str] = []
-    for one in first[:2]:
-        if one.beat.folder:
-            lines.append(f"all threads of process {one.beat.process}, on {one.beat.host}:")
-            lines.append(f"  {one.beat.folder}/stacks.txt")
+    for one in [*first, *seen][:2]:
+        process = one.beat.process
+        silent = judged.states.get(process) == "silent"
+        name = f"{one.beat.folder}/{'held.txt' if silent else 'stacks.txt'}"
+        if one.beat.folder and (not silent or process in found.stacks) and f"  {name}" not in lines:
+            lines += [f"all threads of process {process}, on {one.beat.host}:", f"  {name}"]
     return lines
 
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from .. import _jax
 from .._errors import SpecError, build
@@ -75,6 +75,7 @@ class Watchdog:
         self._keeper: Keeper | None = None
         self._files: _files.Files | None = None
         self._hooks: list[Callable[[], None]] = []
+        self._pid = os.getpid()
 
     def start(self) -> Self:
         """Begins to watch, until `stop` or the end of the program."""
@@ -109,7 +110,7 @@ class Watchdog:
         for undo in self._hooks:
             undo()
         self._hooks.clear()
-        keeper.stop(left=True)
+        keeper.stop()
         atexit.unregister(self._at_exit)
         if self._files is not None:
             self._files.close()
@@ -144,6 +145,8 @@ class Watchdog:
 
     def _at_exit(self) -> None:
         """The program came to its end: this process beats on while it waits for the others."""
+        if self._pid != os.getpid():
+            return  # a forked child
         self._record.ended = True
         self._record.touch()
         self._record.note("ended", "the program")
@@ -191,17 +194,35 @@ class Watchdog:
             self._keeper.notes.append(words)
 
 
+def running() -> Watchdog | None:
+    """The watchdog that runs in this process."""
+    return _marks.watch.owner if isinstance(_marks.watch, _Marks) else None
+
+
+def start_as_asked() -> None:
+    """Starts one where the environment asks for it: `HOSTMESH_WATCHDOG=300`, or `300,raise`."""
+    given = os.environ.get(VARIABLE, "")
+    if given in ("", "0") or _marks.watch is not None:
+        return
+    seconds, _, action = given.partition(",")
+    try:
+        timeout = float(seconds)
+    except ValueError:
+        raise _refusal("timeout", given, "it is seconds, as 300 or 300,raise") from None
+    Watchdog(timeout, action=cast("Any", action or "report")).start()
+
+
 class _Marks:
     """What hostmesh's own calls leave their marks on."""
 
     def __init__(self, owner: Watchdog, record: Record) -> None:
-        self._owner = owner
+        self.owner = owner
         self.touch = record.touch
         self.call = record.call
         self.queue = record.queue
 
     def leave(self) -> None:
-        self._owner.stop()
+        self.owner.stop()
 
 
 def _jax_waits_for_us() -> bool:
