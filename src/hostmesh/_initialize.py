@@ -17,7 +17,6 @@ import jax
 from . import _backend_start, _exit, _jax, _names
 from ._cluster import member_from_environment
 from ._errors import ClusterError, build
-from ._watch._watchdog import start_as_asked
 
 _log = logging.getLogger("hostmesh")
 
@@ -118,7 +117,10 @@ def initialize(
             timeout,
         )
     _cluster, _device_ids = cluster, ids
-    start_as_asked()
+    if os.environ.get("HOSTMESH_WATCHDOG"):
+        from ._watch._watchdog import start_as_asked  # costs no import where none is asked for
+
+        start_as_asked()
     _log.info("process %d of %d: %s", cluster.process, cluster.processes, found)
     return cluster
 

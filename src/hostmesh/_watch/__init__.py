@@ -12,6 +12,11 @@ _keeper     the clock: samples, and reports where the service does not answer; a
 _act        how a program ends that hangs
 _witness    a small process that tells of its parent's sudden end
 _watchdog   the public class
-_table      `stragglers`, `ready`
+_table      who is slow, while all still move (pure)
+_gate       `stragglers`, `ready`
+_running    `hostmesh.watchdog`: the one that runs
+_files      the folder in which a process leaves stacks and its timeline
+_signal     SIGUSR1, and a wait that it cuts short
+_lead       what the process that leads makes of the beats: incidents, a summary
 _merge      timelines of several processes read together (pure)
 """

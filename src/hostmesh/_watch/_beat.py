@@ -35,6 +35,7 @@ class Beat:
         that are available, and that there are.
       queue: batches that are ready; -1 without a feeder.
       took, waited: seconds of the last step, and how much of it passed in waiting for others.
+      steps, busy: steps so far, and the seconds in them that it did not wait for others.
       calls: collectives so far.
       notes: what else went wrong, such as threads that ended with an exception.
     """
@@ -61,6 +62,8 @@ class Beat:
     queue: int = -1
     took: float = 0.0
     waited: float = 0.0
+    steps: int = 0
+    busy: float = 0.0
     calls: int = 0
     folder: str = ""
     notes: tuple[str, ...] = ()

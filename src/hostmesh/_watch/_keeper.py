@@ -40,6 +40,7 @@ class Keeper:
         action: str,
         process: int,
         name: str,
+        line: float | None,
     ) -> None:
         self._record = record
         self.sampler = sampler
@@ -48,14 +49,14 @@ class Keeper:
         self._every = every
         self._action = action
         self._process = process
-        self.post = Post(process, name, limits, action, self._leave, self._say)
+        self.post = Post(process, name, limits, action, self._leave, self._say, line)
         self.interrupter = _act.Interrupter()
         self.notes: list[str] = []
         self._acted = 0.0  # when the action was taken
         self._lost = 0.0  # when the service was said not to answer
         self._stopped = False
         self._bell = _signal.Bell()
-        deaf = 0.0 if action == "report" else limits.timeout + 2 * _GRACE
+        deaf = 0.0 if action == "report" else limits.timeout + _GRACE
         self._witness = _witness.Witness(deaf, files.shared(name), files.path("ended.txt"))
         self._thread = threading.Thread(target=self._run, name="hostmesh-watch", daemon=True)
 

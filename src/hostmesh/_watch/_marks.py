@@ -6,7 +6,7 @@ At the bottom of the layers: whoever makes a mark imports nothing of the watchdo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 
@@ -24,6 +24,10 @@ class Watch(Protocol):
 
     def queue(self, depth: int) -> None:
         """How many batches are ready."""
+
+    def whereabouts(self, processes: Iterable[int]) -> str:
+        """Where other processes are, in words."""
+        ...
 
     def leave(self) -> None:
         """This process is about to leave the coordination service."""
@@ -48,3 +52,9 @@ def call(
     going out are progress.
     """
     return _nothing if watch is None else watch.call(kind, what, site, is_waiting)
+
+
+def whereabouts(processes: Iterable[int]) -> str:
+    """Where other processes are, as a watchdog knows: in brackets, or ""."""
+    words = "" if watch is None else watch.whereabouts(processes)
+    return f" ({words})" if words else ""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from .. import _jax
-from . import _files, _sample
+from . import _files, _sample, _table
 from ._beat import Beat
 from ._judge import Limits
 from ._lead import Leader, Left, Summary
@@ -39,6 +39,7 @@ class Post:
         action: str,
         leave: Callable[[str], Left],
         say: Callable[[str], None],
+        line: float | None,
     ) -> None:
         self.answered = time.monotonic()
         self.summary: Summary | None = None
@@ -50,9 +51,12 @@ class Post:
         self._action = action
         self._leave = leave
         self._say = say
+        self._line = line
+        self._line_at = time.monotonic()
         self._leader = Leader(process, limits, action) if process == 0 else None
         self._changed = threading.Condition()
         self._beat: Beat | None = None
+        self._newest: Beat | None = None
         self._handled = ""
         self._replaced = 0  # the last beat of process 0 before this process took its place
         self._fresh = time.monotonic()  # when the summary last changed
@@ -69,7 +73,7 @@ class Post:
     def offer(self, beat: Beat) -> None:
         """Hands over a new beat; one that was not posted yet is dropped."""
         with self._changed:
-            self._beat = beat
+            self._beat = self._newest = beat
             self._changed.notify_all()
 
     def shift(self, seconds: float) -> None:
@@ -86,6 +90,19 @@ class Post:
             self._beat = last
             self._changed.notify_all()
         self._thread.join(seconds)
+
+    def last_beats(self, processes: Iterable[int] | None = None) -> list[Beat]:
+        """The last beats of some processes or, at the price of one for each, of all. Asks the
+        service, in the caller's thread."""
+        store = _jax.store()
+        if store is None:
+            return [self._newest] if self._newest else []
+        if processes is None:
+            found = list(store.list(f"{self._folder}beats/").values())
+        else:
+            asked = (store.peek(f"{self._folder}beats/{process}") for process in processes)
+            found = [message for message in asked if message is not None]
+        return sorted(map(Beat.unpacked, found), key=lambda beat: beat.process)
 
     def _run(self) -> None:
         while True:
@@ -166,6 +183,10 @@ class Post:
         return {beat.process: _sample.process_state(beat.pid) for beat in here}
 
     def _print(self, leader: Leader) -> None:
+        if self._line is not None and time.monotonic() >= self._line_at + self._line:
+            self._line_at = time.monotonic()
+            beats = [one.beat for one in leader.beats.seen()]
+            self._say(f"hostmesh: watchdog: {_table.found(beats).line()}\n")
         said, leader.said = leader.said, []
         for text in said:
             self._say(text)

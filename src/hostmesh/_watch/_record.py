@@ -50,7 +50,8 @@ class Record:
         self.began = self.marked = self.step_began = now
         self.step_number = -1
         self.marks = 0
-        self.took = self.waited = 0.0
+        self.took = self.waited = self.busy = 0.0
+        self.steps = 0
         self.calls = 0
         self.depth = -1
         self.ended = False
@@ -67,6 +68,8 @@ class Record:
         now = time.monotonic()
         if self.step_number >= 0:
             self.took, self.waited = now - self.step_began, self._waiting
+            self.steps += 1
+            self.busy += self.took - self.waited
         self._waiting = 0.0
         self.step_number, self.step_began, self.marked = number, now, now
         self.marks += 1
@@ -100,7 +103,7 @@ class Record:
             if not self._in[entered.thread]:
                 del self._in[entered.thread]
             took = time.monotonic() - entered.began
-            if thread is threading.main_thread():
+            if thread is threading.main_thread() and kind != "feed":
                 self._waiting += took
             self.events.append(
                 Event(time.time(), f"{kind} done", entered.what, site, thread.name, number, took)

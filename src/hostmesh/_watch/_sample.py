@@ -121,6 +121,8 @@ class Sampler:
             queue=record.depth,
             took=record.took,
             waited=record.waited,
+            steps=record.steps,
+            busy=record.busy,
             calls=record.calls,
             folder=self._folder,
             notes=notes,

@@ -71,7 +71,8 @@ def is_on_devices(stack: Stack) -> bool:
     """Whether a thread is in JAX, or in a method of an array that has no frame of its own."""
     if not stack:
         return False
-    return _jax.is_jax(stack[0].file) or ".block_until_ready()" in stack[0].source
+    file = stack[0].file
+    return _jax.is_jax(file) or file == _jax.__file__ or ".block_until_ready()" in stack[0].source
 
 
 def users_part(stack: Stack) -> Stack:

@@ -8,20 +8,22 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 from .. import _jax
 from .._errors import SpecError, build
-from . import _files, _marks
-from ._judge import Limits
+from . import _files, _marks, _report
+from ._beat import Beat
+from ._judge import Limits, Seen
 from ._keeper import Keeper
 from ._record import Record
 from ._sample import Sampler
 
 VARIABLE = "HOSTMESH_WATCHDOG"
+_TOLD = 8  # processes whose whereabouts an error tells
 _numbers = itertools.count()
 
 
@@ -42,6 +44,7 @@ class Watchdog:
       every: seconds between heartbeats; by default a tenth of `timeout`, 5 at most.
       compiling: seconds that JAX may compile without being taken for stuck.
       events: how many events the timeline holds.
+      line: has process 0 print who is slow, in a line, every so many seconds.
 
     Raises:
       SpecError: for a time or an action that cannot be, and where a watchdog runs already.
@@ -62,6 +65,7 @@ class Watchdog:
         every: float | None = None,
         compiling: float = 3600.0,
         events: int = 1000,
+        line: float | None = None,
     ) -> None:
         self.timeout = _positive("timeout", timeout)
         self.every = _positive("every", min(5.0, timeout / 10) if every is None else every)
@@ -71,6 +75,7 @@ class Watchdog:
         lost = max(0.5 * _jax.heartbeat_timeout(), _jax.heartbeat_timeout() - 15.0)
         silence = max(3 * self.every, min(2.0, timeout / 2))
         self._limits = Limits(self.timeout, max(compiling, timeout), silence, lost)
+        self._line = None if line is None else _positive("line", line)
         self._record = Record(events)
         self._keeper: Keeper | None = None
         self._files: _files.Files | None = None
@@ -94,6 +99,7 @@ class Watchdog:
             self.action,
             process,
             name,
+            self._line,
         )
         _marks.watch = _Marks(self, self._record)
         self._hook_errors()
@@ -127,6 +133,10 @@ class Watchdog:
         """
         files = self._files or _files.Files(*_jax.place()[:2])
         return files.write_timeline(self._record.events, path)
+
+    def last_beats(self, processes: Iterable[int] | None = None) -> list[Beat]:
+        """The last heartbeats of some processes, or of all: see `stragglers`."""
+        return self._keeper.post.last_beats(processes) if self._keeper else []
 
     def __enter__(self) -> Self:
         return self.start()
@@ -220,6 +230,13 @@ class _Marks:
         self.touch = record.touch
         self.call = record.call
         self.queue = record.queue
+
+    def whereabouts(self, processes: Iterable[int]) -> str:
+        words: list[str] = []
+        with contextlib.suppress(Exception):  # the service may be gone: there is an error already
+            for beat in self.owner.last_beats(itertools.islice(processes, _TOLD)):
+                words.append(f"process {beat.process}: {_report.where(Seen(beat))}")
+        return "; ".join(words)
 
     def leave(self) -> None:
         self.owner.stop()
