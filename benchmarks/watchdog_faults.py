@@ -38,6 +38,8 @@ KINDS = {
     "swallowed": "reader(); fed.get()  # HERE",
     "skipped": "skipped = True  # HERE",
 }
+# Of these only the last place that was known can be told.
+GONE = ("stop", "kill", "exit")
 PROGRAM = """
 import ctypes, os, queue, signal, sys, threading, time
 import hostmesh as hm
@@ -53,6 +55,17 @@ def reader():
     thread.start()
     thread.join()
 
+mesh = jax.make_mesh((jax.device_count(),), ("x",))
+plain = {plain}
+P = jax.sharding.PartitionSpec
+
+@jax.jit
+@jax.shard_map(mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+def mean(x):
+    return jax.lax.psum(x, "x") / jax.device_count()
+
+x = hm.to_global(1.0, mesh, P())
+
 def work():
     time.sleep(0.05)
 
@@ -63,10 +76,17 @@ for step in range(10_000):
     if me == {process} and step == {step}:
         print("fault", time.time(), flush=True)
         {fault}
-    if not skipped:
-        hm.barrier("evaluated", timeout=600)
-    skipped = False
-    hm.barrier("step", timeout=600)
+    if plain:
+        if not skipped:
+            x = mean(x)
+            float(x)
+        skipped = False
+    else:
+        if not skipped:
+            hm.barrier("evaluated", timeout=600)
+        skipped = False
+    if step % 5 == 0 or not plain:
+        hm.barrier("step", timeout=600)  # THERE
 """
 
 
@@ -82,13 +102,20 @@ class Outcome(NamedTuple):
 
 
 def run(
-    kind: str, processes: int, process: int, timeout: float, action: str, limit: float = 60.0
+    kind: str,
+    processes: int,
+    process: int,
+    timeout: float,
+    action: str,
+    plain: bool,
+    limit: float = 60.0,
 ) -> Outcome:
     """One run of one fault."""
     program = textwrap.dedent(PROGRAM).format(
-        timeout=timeout, action=action, process=process, step=10, fault=KINDS[kind]
+        timeout=timeout, action=action, process=process, step=10, fault=KINDS[kind], plain=plain
     )
-    place = 1 + next(n for n, line in enumerate(program.splitlines()) if "# HERE" in line)
+    mark = {"skipped": "# THERE"}.get(kind, "# HERE")
+    place = 1 + next(n for n, line in enumerate(program.splitlines()) if mark in line)
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "train.py")
         script.write_text(program)
@@ -136,10 +163,18 @@ def run(
                 thread.join(3)
     text = "".join(line for _, line in sorted(lines, key=lambda item: item[0]))
     start = began[0] if began else 0.0
-    told = [(at, line) for at, line in lines if re.search(r"hostmesh: watchdog: .*process", line)]
+    # A skipped collective of hostmesh is an error at once, without the watchdog.
+    sign = r"hostmesh: watchdog: .*process|DivergenceError|rule: .*process"
+    # A skipped collective of hostmesh is an error at once, without the watchdog.
+    sign = r"hostmesh: watchdog: .*process|DivergenceError|rule: .*process"
+    told = [(at, line) for at, line in lines if re.search(sign, line)]
     first = min((at for at, _ in told), default=float("inf"))
-    named = any(re.search(rf"process {process}\b", line) for _, line in told)
-    return Outcome(named, f"train.py:{place}" in text, first - start, ended - start, statuses, text)
+    joined = re.sub(r"\nhostmesh: {5,}", " ", text)  # sentences that go over several lines
+    heads = [line for line in joined.splitlines() if re.search(sign, line)]
+    named = bool(heads) and re.search(rf"process {process}\b", heads[0]) is not None
+    known = rf"process {process}: .*train\.py:" if kind in GONE else rf"train\.py:{place}\b"
+    line = re.search(known, joined) is not None
+    return Outcome(named, line, first - start, ended - start, statuses, text)
 
 
 def main() -> None:
@@ -150,6 +185,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=3.0)
     parser.add_argument("--action", default="exit")
     parser.add_argument("--faulty", type=int, help="the process that goes wrong; default: the last")
+    parser.add_argument("--plain", action="store_true", help="device collectives of a jitted step")
     parser.add_argument("--show", action="store_true", help="print the output of every run")
     options = parser.parse_args()
     print(f"time-out {options.timeout:g} s, action {options.action}; seconds from the fault")
@@ -157,7 +193,7 @@ def main() -> None:
         faulty = count - 1 if options.faulty is None else options.faulty
         for kind in options.kinds:
             every = [
-                run(kind, count, faulty, options.timeout, options.action)
+                run(kind, count, faulty, options.timeout, options.action, options.plain)
                 for _ in range(options.repeats)
             ]
             reported = [one.reported for one in every]

@@ -17,6 +17,8 @@ from ._beat import Beat
 # ended      at the end of its program, while others wait
 State = Literal["moves", "compiles", "waits", "stuck", "silent", "ended"]
 
+_BUSY = 0.5  # of a CPU
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -76,14 +78,16 @@ def judge(seen: Sequence[Seen], limits: Limits) -> Judgement:
     here = [one for one in seen if one.beat.phase != "left"]
     awaited = any(_is_waiting(one) and one.age > limits.timeout for one in here)
     states: dict[int, State] = {one.beat.process: _state(one, limits, awaited) for one in here}
+    for one in _waiting_unseen(here, limits):
+        if states[one.beat.process] == "stuck":
+            states[one.beat.process] = "waits"
     stale = tuple(one.beat.process for one in here if one.age > limits.timeout)
-    by = {one.beat.process: one for one in here}
 
     def of(*wanted: State) -> list[Seen]:
-        return [by[process] for process, state in states.items() if state in wanted]
+        return [one for one in here if states[one.beat.process] in wanted]
 
-    behind = of("silent") or of("ended") or _hindmost(of("stuck"), by)
-    if not behind and not of("moves", "compiles") and awaited:
+    behind = of("silent") or of("ended") or _hindmost(of("stuck"), here, limits)
+    if not behind and not of("stuck", "moves", "compiles") and stale:
         behind = _odd_ones(of("waits"))
     fatal = any(one.age > limits.timeout for one in behind)
     return Judgement(states, tuple(one.beat.process for one in behind), stale, fatal)
@@ -107,23 +111,45 @@ def _state(one: Seen, limits: Limits, awaited: bool) -> State:
     return "waits" if _is_waiting(one) else "stuck"
 
 
-def _hindmost(stuck: Sequence[Seen], everyone: Mapping[int, Seen]) -> list[Seen]:
-    """Of processes that are stuck, those that the others of them may be waiting for.
+def _may_be_stuck(here: Sequence[Seen], limits: Limits) -> list[Seen]:
+    """Those without progress that wait for nobody that is known; also some that have time left.
 
-    A thread in a compiled program has no frame but its caller's: it looks like one that is stuck
-    there. The one that hangs is at an earlier step than others, or is busy, or is elsewhere than
-    most are.
+    One that hangs has often made progress after those that wait for it.
     """
-    if len(stuck) <= 1:
-        return list(stuck)
-    last = max(one.beat.step for one in everyone.values())
-    earlier = [one for one in stuck if one.beat.step < last]
-    if earlier and len(earlier) < len(everyone):
-        return earlier
-    busy = [one for one in stuck if one.beat.cpu > 0.5]
-    if busy and len(busy) < len(stuck):
-        return busy
-    return _minority(stuck, lambda one: one.beat.place)
+    return [one for one in here if one.age > limits.timeout / 2 and one.beat.phase == "runs"]
+
+
+def _waiting_unseen(here: Sequence[Seen], limits: Limits) -> list[Seen]:
+    """Those that wait in a compiled program, to all appearance.
+
+    A thread there has no frame but its caller's: it looks like one that is stuck in that line. Where
+    over half of all are idle in one line, it is that they wait, as for a collective on devices.
+    """
+    idle = [one for one in _may_be_stuck(here, limits) if one.beat.cpu <= _BUSY]
+    if not idle:
+        return []
+    most, count = Counter(one.beat.place for one in idle).most_common(1)[0]
+    return [one for one in idle if one.beat.place == most] if 2 * count > len(here) > 1 else []
+
+
+def _hindmost(stuck: Sequence[Seen], here: Sequence[Seen], limits: Limits) -> list[Seen]:
+    """Of processes that are stuck, those that the others of them may be waiting for: at an earlier
+    step than others, or busy, or elsewhere than most are. None, as long as these have time left."""
+    if not stuck:
+        return []
+    unseen = {one.beat.process for one in _waiting_unseen(here, limits)}
+    may = [one for one in _may_be_stuck(here, limits) if one.beat.process not in unseen]
+    may += [one for one in stuck if one not in may]
+    last = max(one.beat.step for one in here)
+    earlier = [one for one in may if one.beat.step < last]
+    busy = [one for one in may if one.beat.cpu > _BUSY]
+    if earlier and len(earlier) < len(may):
+        may = earlier
+    elif busy and len(busy) < len(may):
+        may = busy
+    else:
+        may = _minority(may, lambda one: one.beat.place)
+    return [one for one in may if one.age > limits.timeout]
 
 
 def _odd_ones(waiting: Sequence[Seen]) -> list[Seen]:

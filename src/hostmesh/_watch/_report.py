@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .._verdict import name_processes
 from . import _stacks
@@ -68,7 +68,8 @@ def headline(seen: Sequence[Seen], judged: Judgement, found: Found, timeout: flo
     elif states == {"ended"}:
         body = f"{verb} come to the end of the program, and others wait in a collective"
     elif states == {"waits"}:
-        body = f"wait{'s' * (len(who) == 1)}, as all do: nobody has made progress"
+        where_ = ", as all do" if len(who) == len(seen) else " elsewhere than the others"
+        body = f"wait{'s' * (len(who) == 1)}{where_}: nobody has made progress"
         body += f" for {min(one.age for one in seen):.1f} s"
     else:
         body = f"{verb} made no progress for {longest:.1f} s"
@@ -120,7 +121,7 @@ def where(one: Seen) -> str:
     words = {
         "agrees": f"waits in {beat.what} at {at}",
         "feeds": f"waits for its own data in {beat.what} at {beat.site}, reading at {beat.place}",
-        "devices": f"waits for its devices at {at}",
+        "devices": f"waits for devices at {at}",
         "compiles": f"compiles at {at}",
         "ended": f"came to its end; last at {at}",
         "left": "has left",
@@ -171,12 +172,14 @@ def _others(others: Sequence[Seen], judged: Judgement) -> list[str]:
     """What the others are at, equal ones together."""
     groups: dict[str, list[Seen]] = {}
     for one in others:
+        if judged.states.get(one.beat.process) == "waits" and one.beat.phase == "runs":
+            one = Seen(replace(one.beat, phase="devices"), one.quiet)  # to all appearance
         key = "has left" if one.beat.phase == "left" else where(one).rpartition(" for ")[0]
         groups.setdefault(key, []).append(one)
     lines: list[str] = []
     for words, of in sorted(groups.items(), key=lambda item: -len(item[1]))[:_SHOWN]:
         longest = max(one.since for one in of)
-        waits = any(one.beat.phase == "agrees" for one in of)
+        waits = any(one.beat.phase in ("agrees", "devices") for one in of)
         last = "" if words == "has left" else f", {longest:.1f} s now"
         for_whom = f", for {name_processes(judged.behind)}" if waits and judged.behind else ""
         named = name_processes(one.beat.process for one in of)
