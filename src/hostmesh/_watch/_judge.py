@@ -140,8 +140,7 @@ def _hindmost(stuck: Sequence[Seen], here: Sequence[Seen], limits: Limits) -> li
     unseen = {one.beat.process for one in _waiting_unseen(here, limits)}
     may = [one for one in _may_be_stuck(here, limits) if one.beat.process not in unseen]
     may += [one for one in stuck if one not in may]
-    last = max(one.beat.step for one in here)
-    earlier = [one for one in may if one.beat.step < last]
+    earlier = [one for one in _earlier(here) if one in may]
     busy = [one for one in may if one.beat.cpu > _BUSY]
     if earlier and len(earlier) < len(may):
         may = earlier
@@ -154,10 +153,19 @@ def _hindmost(stuck: Sequence[Seen], here: Sequence[Seen], limits: Limits) -> li
 
 def _odd_ones(waiting: Sequence[Seen]) -> list[Seen]:
     """Of processes that all wait, those that wait elsewhere than most do."""
+    if earlier := _earlier(waiting):
+        return earlier
     calls = _minority(waiting, lambda one: f"{one.beat.what} {one.beat.site or one.beat.place}")
     if len(calls) < len(waiting):
         return calls
     return _minority(waiting, lambda one: f"{one.beat.step} {one.beat.calls}")
+
+
+def _earlier(seen: Sequence[Seen]) -> list[Seen]:
+    """Those at an earlier step than the last one, where they are half of all at most."""
+    last = max(one.beat.step for one in seen)
+    earlier = [one for one in seen if one.beat.step < last]
+    return earlier if 2 * len(earlier) <= len(seen) else []
 
 
 def _minority(seen: Sequence[Seen], of: Callable[[Seen], str]) -> list[Seen]:
