@@ -117,6 +117,8 @@ class Keeper:
 
     def _look_at_service(self, beat: Beat) -> None:
         """Tells, from here, that process 0 does not answer: nobody else can."""
+        if self._process == 0:
+            return  # the service is here
         quiet = time.monotonic() - self.post.answered
         if quiet < min(self._limits.timeout, self._limits.lost):
             if self._lost:

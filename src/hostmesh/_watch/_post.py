@@ -170,6 +170,7 @@ class Post:
 
     def _left(self, store: _jax.Store, leader: Leader) -> dict[int, Left]:
         listed = store.list(f"{self._folder}left/")
+        self.answered = time.monotonic()
         left = {int(process): Left.unpacked(message) for process, message in listed.items()}
         for beat in leader.silent():
             left[beat.process] = Left("", _files.held_stack(beat.folder), ())

@@ -53,7 +53,7 @@ def is_users(file: str) -> bool:
     """Whether a file is of the program itself: not of Python, of a package, or of hostmesh."""
     if file.startswith(_PACKAGE):
         return file.startswith(_OURS_TOO) and "_worker" not in file and "_session" not in file
-    return not file.startswith((*_LIBRARIES, "<frozen"))
+    return not file.startswith((*_LIBRARIES, "<frozen", "<string>"))
 
 
 def innermost(stack: Stack) -> Frame | None:
