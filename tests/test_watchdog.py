@@ -87,7 +87,11 @@ def test_who_hangs_is_named_and_all_raise(monkeypatch: pytest.MonkeyPatch, tmp_p
             tmp_path.glob("*-process*/timeline.json"), key=lambda path: path.stat().st_mtime
         )
         sentences = _merge.merge(files[-4:])
-        assert any(re.match("processes 0-2: step 7, ", sentence) for sentence in sentences)
+        told = " ".join(sentences)
+        assert re.search(
+            r"processes 0-2: step 7, last agree: barrier 'never' at \S+:\d+, then", told
+        )
+        assert "process 3: step 7, last agree: barrier 'all here'" in told
         assert "# the read" in "".join(path.read_text() for path in tmp_path.glob("*/stacks.txt"))
 
 

@@ -121,10 +121,12 @@ def _last(events: Sequence[Mapping[str, Any]]) -> str:
     words = f"step {steps[-1]}, " if steps else ""
     if not events:
         return "nothing yet"
-    last = events[-1]
+    failed = next((e["what"].partition(":")[0] for e in events if e["kind"] == "failed"), "")
+    tail = f", then {failed}" if failed else ""
+    last = next((e for e in reversed(events) if e["kind"] != "failed"), events[-1])
     at = f" at {last['site']}" if last["site"] else ""
     if last["kind"] == "agree":
-        return f"{words}waits in {last['what']}{at}"
+        return f"{words}waits in {last['what']}{at}{tail}"
     if last["kind"] == "step":
-        return f"{words}then no call"
-    return f"{words}last {last['kind']}: {last['what']}{at}"
+        return f"{words}then no call{tail}"
+    return f"{words}last {last['kind'].removesuffix(' done')}: {last['what']}{at}{tail}"
