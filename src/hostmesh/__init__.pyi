@@ -73,3 +73,8 @@ from ._storage._save_zarr import save_zarr as save_zarr
 from ._storage._wanted import Join as Join
 from ._topology import Topology as Topology
 from ._version import __version__ as __version__
+from ._watch._gate import ready as ready
+from ._watch._gate import stragglers as stragglers
+from ._watch._running import watchdog as watchdog
+from ._watch._table import Stragglers as Stragglers
+from ._watch._watchdog import Watchdog as Watchdog

@@ -19,6 +19,7 @@ from ._moves import telling_members
 from ._outward import leaf_to_local, leaves_to_local
 from ._plan import Shape
 from ._trees import Matched, Tree
+from ._watch import _marks
 
 
 def to_global(
@@ -74,6 +75,7 @@ def to_global(
     >>> x.shape == (4 * jax.process_count(),)
     True
     """
+    _marks.touch()
     level = _level_of(check, local)
     processes = processes_of(mesh, specs) if level else ()
     if level is None or jax.process_index() not in processes:
@@ -171,6 +173,7 @@ def to_local(
     >>> hostmesh.to_local(hostmesh.to_global(np.arange(4), mesh, P("x")), numpy=True)
     array([0, 1, 2, 3], dtype=int32)
     """
+    _marks.touch()
     if not fetch_missing:
         matched, shardings = _layouts(arrays, mesh, specs)
         results: list[Any] = []

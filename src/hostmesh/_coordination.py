@@ -24,6 +24,7 @@ from ._errors import (
     build,
 )
 from ._verdict import Call, name_processes
+from ._watch import _marks
 
 _local = threading.local()
 
@@ -142,6 +143,8 @@ class Agreement:
     members: tuple[int, ...]
     data: tuple[bytes, ...]
     ticket: int = -1
+    what: str = ""
+    site: str = ""
 
     @property
     def rank(self) -> int:
@@ -152,7 +155,15 @@ class Agreement:
         """This agreement's turn to move bytes: threads take them in one order on all members."""
         if self.ticket < 0:
             return contextlib.nullcontext()
-        return _transport.turn(self.members, self.ticket)
+        return self._turn()
+
+    @contextlib.contextmanager
+    def _turn(self) -> Generator[None]:
+        with (
+            _marks.call("move", f"the bytes of {self.what}", self.site),
+            _transport.turn(self.members, self.ticket),
+        ):
+            yield
 
 
 def agree(
@@ -202,10 +213,11 @@ def agree(
     call = Call(what + _moments.in_words(), call_site())
     wait = config.timeout if timeout is None else timeout
     shared = _own_channel(members)
-    with shared.lock:
+    with _marks.call("agree", what, call.site), shared.lock:
         verdict = _rounds.hold_round(shared, call, data, _rounds.patience_of(wait), moves)
     if verdict.kind == "agreed":
-        return Agreement(members, verdict.data or (b"",) * len(members), verdict.ticket)
+        data_of_all = verdict.data or (b"",) * len(members)
+        return Agreement(members, data_of_all, verdict.ticket, what, call.site)
     kind, advice = _ERRORS[verdict.kind]
     error = build(
         kind,

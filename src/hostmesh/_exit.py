@@ -50,6 +50,13 @@ def at_end(end: Callable[[], None]) -> None:
         atexit.register(end)
 
 
+def not_at_end(end: Callable[[], None]) -> None:
+    """Takes `at_end` back."""
+    atexit.unregister(end)
+    with suppress(ValueError):
+        _last.remove(end)
+
+
 def arrange(shutdown_timeout: float) -> None:
     """Arranges for this process's end; to be called once, when it has joined its cluster.
 

@@ -81,6 +81,9 @@ def initialize(
     an exception none is: its traceback is published, and the others say which process failed.
     They then fail in their next collective, or end.
 
+    `HOSTMESH_WATCHDOG=300` in the environment starts a `Watchdog` with that time-out, and
+    `HOSTMESH_WATCHDOG=300,raise` one with that action.
+
     Raises `ClusterError` where the layout is another than before, a JAX backend is up already,
     SLURM's variables are incomplete, the coordinator is not there in time, or, on CPU, the own name
     of one of several hosts resolves to loopback, so that the others could not connect to it.
@@ -122,6 +125,10 @@ def initialize(
         from ._sanitize import begin
 
         begin()
+    if os.environ.get("HOSTMESH_WATCHDOG"):
+        from ._watch._watchdog import start_as_asked  # costs no import where none is asked for
+
+        start_as_asked()
     _log.info("process %d of %d: %s", cluster.process, cluster.processes, found)
     return cluster
 

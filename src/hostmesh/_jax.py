@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Generator, Sequence
@@ -251,6 +252,27 @@ def _deleted() -> jax.Array:
     return array
 
 
+def is_jax(file: str) -> bool:
+    """Whether a source file is one of JAX's own."""
+    return file.startswith(_FOLDER)
+
+
+def is_compiler(file: str) -> bool:
+    """Whether a frame of a source file means that its thread compiles. By the file's name alone:
+    where a later JAX has another one, compiling looks like any other call of JAX."""
+    return file.endswith(_COMPILER)
+
+
+def heartbeat_timeout() -> float:
+    """Seconds after which JAX ends all processes where one is silent: its default."""
+    known = inspect.signature(jax.distributed.initialize).parameters
+    found = known.get("heartbeat_timeout_seconds")
+    return 100.0 if found is None else float(found.default)
+
+
+_FOLDER = os.path.join(os.path.dirname(jax.__file__), "")
+_COMPILER = os.path.join("jax", "_src", "compiler.py")
+
 # The logger on which JAX announces each backend before it starts it.
 BACKEND_LOGGER = "jax._src.xla_bridge"
 
@@ -305,6 +327,10 @@ class Store:
                 return False
             raise
         return True
+
+    def set(self, key: str, value: bytes) -> None:
+        """Sets a key, in place of the value that it may have."""
+        self._client.key_value_set_bytes(key, value, allow_overwrite=True)
 
     def get(self, key: str, seconds: float) -> bytes | None:
         """Waits for the value of a key; `None` when the time is up."""

@@ -27,6 +27,7 @@ from ._config import config
 from ._coordination import agree, channel
 from ._decisions import any_process
 from ._exit import at_end
+from ._watch import _marks
 
 # In the store: `_FOLDER`, the number of the state, and a process, whose thread waits for that key.
 _FOLDER = "hostmesh/stop/"
@@ -85,6 +86,7 @@ def should_stop(step: int | None = None) -> bool:
     2
     """
     _moments.step(step)
+    _marks.touch()
     return _state().should_stop(step)
 
 

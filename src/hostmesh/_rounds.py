@@ -29,6 +29,7 @@ import xxhash
 from . import _jax, _transport
 from ._config import config
 from ._verdict import Call, Post, Verdict, decide, name_processes, told
+from ._watch import _marks
 
 # Children of a node of the tree.
 FAN_IN = 32
@@ -276,7 +277,7 @@ class _Round:
         return Verdict(
             "late",
             f"{name_processes(absent)} did not come within {self._patience.limit:g} s"
-            f"{_seen_elsewhere(self._store, set(absent))}; came: {where}",
+            f"{_seen_elsewhere(self._store, set(absent))}{_marks.whereabouts(absent)}; came: {where}",
         )
 
 

@@ -18,11 +18,12 @@ from jax.sharding import Mesh
 
 from .. import _moments
 from .._convert import sharding_for
-from .._coordination import agree
+from .._coordination import agree, call_site
 from .._errors import DivergenceError, FeedError, StragglerError, build
 from .._packing import pack
 from .._recipes import mesh_of
 from .._trees import Tree
+from .._watch import _marks
 from ._ends import Ends, Outcome
 from ._lines import Line
 from ._options import prepared
@@ -155,7 +156,7 @@ class Feeder(Iterator[Any]):
             raise StopIteration
         _moments.step(self._batches)
         pipeline = self._pipeline or self._start()
-        with self._times.of("waited"):
+        with self._times.of("waited"), self._mark(pipeline):
             ready = pipeline.next()
         if isinstance(ready, Outcome):
             self._end(ready, pipeline)
@@ -168,6 +169,15 @@ class Feeder(Iterator[Any]):
         if self._progress:
             self._show()
         return _handed_out(ready)
+
+    def _mark(self, pipeline: Pipeline) -> contextlib.AbstractContextManager[None]:
+        """For a watchdog, if one runs: what is waited for."""
+        watch = _marks.watch
+        if watch is None:
+            return contextlib.nullcontext()
+        watch.queue(pipeline.depth)
+        what = f"Feeder, batch {self._batches}"
+        return watch.call("feed", what, call_site(), pipeline.is_waiting_for_others)
 
     def _start(self) -> Pipeline:
         line, self._channel = self._channel, None

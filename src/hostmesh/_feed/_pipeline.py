@@ -91,6 +91,7 @@ class Pipeline:
         self._agreed: deque[tuple[Staged | None, Agreed]] = deque()  # not made arrays of
         self._ready: deque[Ready] = deque()
         self._converting = False
+        self._exchanging = False
         self._outcome: Outcome | None = None
         self._cause: BaseException | None = None
         self._broken: BaseException | None = None  # a failure of our own
@@ -121,6 +122,10 @@ class Pipeline:
             words, self._suspicion = self._suspicion, ""
             warnings.warn(words, stacklevel=3)  # who called the feeder's `next`
         return result
+
+    def is_waiting_for_others(self) -> bool:
+        """Whether the others are waited for, and not the own source."""
+        return self._exchanging
 
     def cause(self) -> BaseException | None:
         """What this process's own source raised, where that ended it."""
@@ -343,7 +348,13 @@ class Pipeline:
         limit = self._options.timeout
         patience = _rounds.Patience(limit, lambda: self._left() + _GRACE, lambda: self._closed)
         call = self._options.call
-        verdict = _rounds.hold_round(self._line.channel, call, post.packed(), patience, moves=False)
+        self._exchanging = True
+        try:
+            verdict = _rounds.hold_round(
+                self._line.channel, call, post.packed(), patience, moves=False
+            )
+        finally:
+            self._exchanging = False
         if verdict.kind == "agreed":
             return None, [Post.unpacked(data) for data in verdict.data]
         words = {
