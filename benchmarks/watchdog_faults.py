@@ -165,13 +165,13 @@ def run(
     start = began[0] if began else 0.0
     # A skipped collective of hostmesh is an error at once, without the watchdog.
     sign = r"hostmesh: watchdog: .*process|DivergenceError|rule: .*process"
-    # A skipped collective of hostmesh is an error at once, without the watchdog.
-    sign = r"hostmesh: watchdog: .*process|DivergenceError|rule: .*process"
     told = [(at, line) for at, line in lines if re.search(sign, line)]
     first = min((at for at, _ in told), default=float("inf"))
     joined = re.sub(r"\nhostmesh: {5,}", " ", text)  # sentences that go over several lines
     heads = [line for line in joined.splitlines() if re.search(sign, line)]
-    named = bool(heads) and re.search(rf"process {process}\b", heads[0]) is not None
+    if kind != "skipped":  # that error comes in several sentences
+        heads = heads[:1]
+    named = any(re.search(rf"process {process}\b", head) for head in heads)
     known = rf"process {process}: .*train\.py:" if kind in GONE else rf"train\.py:{place}\b"
     line = re.search(known, joined) is not None
     return Outcome(named, line, first - start, ended - start, statuses, text)
