@@ -9,15 +9,13 @@ from dataclasses import asdict
 
 from jax.sharding import Mesh
 
-from .. import _initialize
 from .._config import config
+from .._initialize import initialize
 from .._topology import Topology
 from . import _facts, _judge, _measure, _mesh
 from ._finding import Finding
 from ._meeting import Meeting
 from ._report import Report
-
-STEPS = 9  # that `step` is told of, on a cluster
 
 
 def doctor(
@@ -63,13 +61,12 @@ class Progress:
 
     def __init__(self, shows: bool) -> None:
         self._shows = shows
-        self._number = 0
+        self._start = time.monotonic()
 
     def step(self, what: str) -> None:
         """Says that a step begins."""
-        self._number += 1
-        if self._shows and _initialize.initialize().process == 0:
-            sys.stderr.write(f"doctor {self._number}/{STEPS}: {what}\n")
+        if self._shows and initialize().process == 0:
+            sys.stderr.write(f"doctor, {time.monotonic() - self._start:4.1f} s: {what}\n")
             sys.stderr.flush()
 
 
@@ -84,7 +81,7 @@ def examine(
     # Not all may have called it at one line, and JAX or click are of other versions perhaps.
     with config.set(call_sites=False):
         step("devices, versions and environments")
-        cluster = _initialize.initialize()
+        cluster = initialize()
         meeting = Meeting(cluster.process, cluster.processes, timeout)
         facts = _facts.gather(cluster, meeting.salt())
         told = meeting.gather(facts.plain())
@@ -105,7 +102,10 @@ def examine(
         )
         meeting.end()
     return Report(
-        tuple(Finding(**{**of, "who": tuple(of["who"])}) for of in shared["findings"]),
+        tuple(
+            Finding(of["severity"], tuple(of["who"]), of["what"], of["remedy"])
+            for of in shared["findings"]
+        ),
         everyone,
         all_figures,
         tuple(_mesh.Axis(**axis) for axis in shared["axes"]),
@@ -129,5 +129,6 @@ def _axes(
     wanted: dict[str, int] | None, owners: list[int], facts: tuple[_facts.Facts, ...]
 ) -> tuple[_mesh.Axis, ...]:
     places = {of.process: of.host.machine for of in facts}
-    fits = wanted is not None and _mesh.fits(wanted, owners)
-    return _mesh.axes_of(Topology(list(wanted.items()), owners), places) if fits else ()
+    if wanted is None or not _mesh.fits(wanted, owners):
+        return ()
+    return _mesh.axes_of(Topology(list(wanted.items()), owners), places)

@@ -26,12 +26,15 @@ def call(
     processes: int,
     address: str,
     seconds: float,
+    *,
+    only_there: bool = True,
     came: Callable[[int], None] = lambda count: None,
 ) -> None:
     """Returns when all processes have come to this call, `seconds` from its start at most.
 
     Args:
       address: host and port of the coordinator that JAX will start in process 0 later.
+      only_there: has process 0 listen at this address, and not on all that its host has.
       came: is told on process 0 how many have come.
 
     Raises:
@@ -43,7 +46,7 @@ def call(
     host, _, port = address.rpartition(":")
     place = (host.strip("[]"), int(port))
     if process == 0:
-        missing = _collect(processes, place, seconds, came)
+        missing = _collect(processes, place, place[0] if only_there else "", seconds, came)
     else:
         missing = _report(process, processes, place, seconds)
     if missing:
@@ -58,13 +61,17 @@ def call(
 
 
 def _collect(
-    processes: int, place: tuple[str, int], seconds: float, came: Callable[[int], None]
+    processes: int,
+    place: tuple[str, int],
+    bind: str,
+    seconds: float,
+    came: Callable[[int], None],
 ) -> list[int]:
     deadline = time.monotonic() + seconds
     present: dict[int, socket.socket] = {}
     waiting: dict[socket.socket, bytes] = {}
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(_listen(place, processes))
+        server = stack.enter_context(_listen((bind, place[1]), processes))
         while len(present) < processes - 1 and (left := deadline - time.monotonic()) > 0:
             for ready in select.select([server, *waiting], [], [], left)[0]:
                 if ready is server:
@@ -79,6 +86,7 @@ def _collect(
                     came(len(present) + 1)
                 elif received and len(said) < _LONGEST:
                     waiting[ready] = said
+        server.close()  # who goes on connects to the coordinator that JAX starts here next
         missing = sorted(set(range(1, processes)) - set(present))
         answer = json.dumps(missing).encode() + b"\n"
         for guest in present.values():
@@ -94,7 +102,7 @@ def _collect(
 
 def _listen(place: tuple[str, int], processes: int) -> socket.socket:
     try:
-        kind = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0][0]
+        kind = socket.getaddrinfo(*place, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         return socket.create_server(place, family=kind, backlog=max(128, processes))
     except OSError as error:
         raise build(
