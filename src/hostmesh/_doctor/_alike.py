@@ -16,7 +16,13 @@ _LONGEST = 60  # characters of a value that are shown
 _MILD = ("numpy", "ml_dtypes")
 # What launchers, shells and this program give each process for itself.
 _OWN = (
-    *("HOSTMESH_PROCESS", "HOSTMESH_DEVICES", "JAX_NUM_CPU_DEVICES", "JAX_PROCESS_ID"),
+    *(
+        "HOSTMESH_PROCESS",
+        "HOSTMESH_DEVICES",
+        "HOSTMESH_COORDINATOR",
+        "JAX_NUM_CPU_DEVICES",
+        "JAX_PROCESS_ID",
+    ),
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_TASK_PID"),
     *("SLURMD_NODENAME", "SLURM_TOPOLOGY_ADDR", "SLURM_CPUS_ON_NODE", "SLURM_STEP_GPUS"),
     *("SLURM_SRUN_COMM_*", "SLURM_LAUNCH_NODE_IPADDR", "SLURM_CPU_BIND*", "SLURM_MEM_BIND*"),
@@ -107,7 +113,7 @@ def _flags(facts: Sequence[Facts]) -> list[Finding]:
             facts,
             lambda of, rest=rest: rest[of.process],
             "error",
-            f"{name} differs" + f" beyond {len(common)} equal flags" * bool(common),
+            f"{name} differs" + f", beside {len(common)} that all have" * bool(common),
             f"give all processes the same {name}: programs that are compiled differently may wait"
             " for each other for ever",
         )
@@ -126,17 +132,16 @@ def _environment(facts: Sequence[Facts], ignore: Iterable[str]) -> list[Finding]
     found: list[Finding] = []
     for name in differing[:_SHOWN]:
         values = {of.process: of.environment.get(name) for of in facts}
-        shown = {p: _cut(_secrets.shown(value)) for p, value in values.items()}
-        hidden = {v for v in values.values() if v is not None and _secrets.shown(v)[0] == "("}
-        numbered = {value: f" #{n}" for n, value in enumerate(sorted(hidden), 1)}
-        shown = {p: text + numbered.get(values[p] or "", "") for p, text in shown.items()}
+        told = {value: _cut(_secrets.shown(value)) for value in groups(values)}
+        twins = [value for value in told if list(told.values()).count(told[value]) > 1]
+        told |= {value: f"{told[value]} #{n}" for n, value in enumerate(twins, 1)}
+        shown = {process: told[value] for process, value in values.items()}
         found.append(
             Finding(
                 "warning",
                 outside_largest(values),
                 f"the variable {name} differs: {grouped(shown)}",
-                f"set {name} alike in all processes (a launcher often passes on only what it is"
-                f" told to), or leave it out of this with --ignore {name}",
+                f"set {name} alike in all processes; or if that is meant, --ignore {name}",
             )
         )
     if rest := differing[_SHOWN:]:

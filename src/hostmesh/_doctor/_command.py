@@ -115,18 +115,13 @@ def _join(timeout: float, progress: _Watched) -> None:
 
 def _show_report(report: Report, plain: bool) -> None:
     console = Console(no_color=plain or None, highlight=False, emoji=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 80 - _PREFIX * (member_from_environment() is not None)
+    parts = (report.findings, report.facts, report.figures, report.axes, report.seconds)
     ascii_only = plain or not (sys.stdout.encoding or "").lower().startswith("utf")
-    _show.show(
-        console,
-        report.findings,
-        report.facts,
-        report.figures,
-        report.axes,
-        report.seconds,
-        ascii_only=ascii_only,
-    )
+    if console.is_terminal:
+        _show.show(console, *parts, ascii_only=ascii_only)
+        return
+    width = 80 - _PREFIX * (member_from_environment() is not None)
+    click.echo(_show.text(*parts, width=width, ascii_only=ascii_only))
 
 
 class _Watched:

@@ -17,8 +17,11 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from .._collectives import allgather, barrier, broadcast
+from .. import _transport
+from .._collectives import barrier
+from .._coordination import agree
 from .._decisions import any_process
+from .._stream import Stream
 from ._meeting import Meeting
 
 MIB = 2**20
@@ -68,9 +71,9 @@ def measure(meeting: Meeting, step: Callable[[str], None]) -> Figures:
     step("barrier")
     taken["barrier"] = _barrier(meeting)
     step("allgather")
-    taken["allgather"] = _sizes(meeting, _allgather)
+    taken["allgather"] = _sizes(meeting, "allgather", _allgather)
     step("broadcast")
-    taken["broadcast"] = _sizes(meeting, _broadcast)
+    taken["broadcast"] = _sizes(meeting, "broadcast", _broadcast)
     step("links between neighbours")
     taken["links"] = _links(meeting)
     return Figures(meeting.me, **taken)
@@ -112,13 +115,15 @@ def _round_trips(meeting: Meeting) -> dict[str, float]:
             break
     shortest = min(trips)
     found = {"round_trip": statistics.median(trips), "round_trip_worst": max(trips)}
-    own = meeting.share({"shortest": shortest})["shortest"]
+    everyone = meeting.gather(shortest)
+    own = meeting.share(shortest)
+    pause = 0.01 + 2 * max(everyone or [0.0])  # by then the others wait for the next
     differences: list[float] = []
     meeting.wait("clocks")
     for number in range(_TICKS):
         key = f"{meeting.folder}tick/{number}"
         if meeting.me == 0:
-            time.sleep(0.01)  # the others wait for it by then
+            time.sleep(min(pause, _LONG / 4))
             store.set_once(key, repr(time.time()).encode())
         elif message := store.get(key, meeting.seconds):
             differences.append(time.time() - float(message))
@@ -136,33 +141,51 @@ def _barrier(meeting: Meeting) -> float:
     return statistics.median(taken[1:])
 
 
-def _sizes(
-    meeting: Meeting, call: Callable[[Meeting, npt.NDArray[Any], int], object]
-) -> dict[str, float]:
-    """Seconds that a call takes here, by size; the best of three, of a compiled program."""
+# Moves so many bytes between some processes.
+Move = Callable[[npt.NDArray[np.uint8], tuple[int, ...]], None]
+
+
+def _sizes(meeting: Meeting, what: str, move: Move) -> dict[str, float]:
+    """Seconds that a collective takes here, by the bytes of its result."""
     taken: dict[str, float] = {}
+    everyone = tuple(range(meeting.processes))
     for size in SIZES:
-        values = np.ones(size, np.uint8)
-        tried: list[float] = []
-        for _ in range(4):
-            barrier("hostmesh.doctor: size", timeout=meeting.seconds)
-            start = time.perf_counter()
-            call(meeting, values, size)
-            tried.append(time.perf_counter() - start)
-            if any_process(tried[-1] > _LONG, timeout=meeting.seconds):
-                break
-        taken[str(size)] = min(tried)
-        if any_process(min(tried) > _LONG, timeout=meeting.seconds):
+        taken[str(size)] = _timed(meeting, what, move, size, everyone)
+        if any_process(taken[str(size)] > _LONG, timeout=meeting.seconds):
             break
     return taken
 
 
-def _allgather(meeting: Meeting, values: npt.NDArray[Any], size: int) -> object:
-    return allgather(values[: size // meeting.processes], timeout=meeting.seconds)
+def _timed(meeting: Meeting, what: str, move: Move, size: int, members: tuple[int, ...]) -> float:
+    """The best of three, of a compiled program; without the agreement before, which has its own row."""
+    values = np.ones(size, np.uint8)
+
+    def times(count: int) -> list[float]:
+        found: list[float] = []
+        agreed = agree(
+            f"hostmesh.doctor: {what}", moves=True, timeout=meeting.seconds, processes=members
+        )
+        with agreed.turn():
+            for _ in range(count):
+                start = time.perf_counter()
+                move(values, members)
+                found.append(time.perf_counter() - start)
+        return found
+
+    first = times(1)
+    if any_process(first[0] > _LONG, timeout=meeting.seconds, processes=members):
+        return first[0]
+    return min(times(3))
 
 
-def _broadcast(meeting: Meeting, values: npt.NDArray[Any], size: int) -> object:
-    return broadcast(values if meeting.me == 0 else None, timeout=meeting.seconds)
+def _allgather(values: npt.NDArray[np.uint8], members: tuple[int, ...]) -> None:
+    each = values[: len(values) // len(members)]
+    _transport.allgather(each.nbytes, members, Stream([each]).read, _transport.ignore)
+
+
+def _broadcast(values: npt.NDArray[np.uint8], members: tuple[int, ...]) -> None:
+    fill = Stream([values]).read if jax.process_index() == 0 else None
+    _transport.broadcast(values.nbytes, members, 0, fill, _transport.ignore)
 
 
 def _links(meeting: Meeting) -> dict[str, float]:
@@ -171,21 +194,9 @@ def _links(meeting: Meeting) -> dict[str, float]:
     for pairs in rounds(meeting.processes):
         for pair in pairs:
             if meeting.me in pair:
-                rates[str(sum(pair) - meeting.me)] = _rate(_LINK, _link(meeting, pair))
+                seconds = _timed(meeting, "link", _allgather, 2 * _LINK, pair)
+                rates[str(sum(pair) - meeting.me)] = _rate(_LINK, seconds)
     return rates
-
-
-def _link(meeting: Meeting, pair: tuple[int, int]) -> float:
-    values = np.ones(_LINK, np.uint8)
-    tried: list[float] = []
-    for _ in range(4):
-        barrier("hostmesh.doctor: link", processes=pair, timeout=meeting.seconds)
-        start = time.perf_counter()
-        allgather(values, processes=pair, timeout=meeting.seconds)
-        tried.append(time.perf_counter() - start)
-        if any_process(tried[-1] > _LONG, processes=pair, timeout=meeting.seconds):
-            break
-    return min(tried)
 
 
 def rounds(processes: int) -> list[list[tuple[int, int]]]:

@@ -18,6 +18,7 @@ from .._verdict import name_processes
 
 _HELLO = b"hostmesh doctor "
 _LONGEST = 4096
+_SETTLE = 1.0
 _GRACE = 5.0  # that process 0 has to answer, when the time of the others is up
 
 

@@ -23,7 +23,7 @@ _VALUES = re.compile(
     re.IGNORECASE,
 )
 _DIGEST = "digest:"
-_LONGEST = 500  # characters of a value that are told; of a longer one the digest
+_LONGEST = 4000  # characters of a value that are told; of a longer one the digest
 
 
 def is_secret(name: str, value: str) -> bool:

@@ -21,7 +21,6 @@ from ._units import duration, rate, size
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _VERDICTS = ("healthy", "warnings", "errors")
 _SHOWN = 32  # processes that get a row
-_WIDTH = 80
 
 
 def text(
@@ -30,11 +29,14 @@ def text(
     figures: Sequence[Figures],
     axes: Sequence[Axis],
     seconds: float,
+    *,
+    width: int = 80,
+    ascii_only: bool = False,
 ) -> str:
-    """The report without colour, in 80 columns."""
+    """The report without colour, in 80 columns or another width."""
     output = io.StringIO()
-    console = Console(file=output, width=_WIDTH, no_color=True, highlight=False, emoji=False)
-    show(console, findings, facts, figures, axes, seconds, ascii_only=False)
+    console = Console(file=output, width=width, no_color=True, highlight=False, emoji=False)
+    show(console, findings, facts, figures, axes, seconds, ascii_only=ascii_only)
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
 
 
@@ -67,13 +69,16 @@ def show(
 
 
 def show_findings(console: Console, findings: Sequence[Finding]) -> None:
-    """Prints one line for each finding, with its remedy."""
+    """Prints one line for each finding, with its remedy; what is long goes on, indented."""
     for finding in findings:
         line = Text(finding.severity, style=_STYLES[finding.severity])
         line.append(f": {finding.what}. ", style="default")
         line.append("Do: ", style="bold")
         line.append(f"{finding.remedy}.", style="default")
-        console.print(line)
+        first, *rest = line.wrap(console, console.width - 2)
+        console.print(first)
+        for more in rest:
+            console.print(Text("  ") + more)
     if findings:
         console.print()
 
@@ -111,7 +116,9 @@ def _cluster(facts: Sequence[Facts]) -> Table:
 
 
 def _machines(facts: Sequence[Facts]) -> Table:
-    table = _table("Hosts", "host", "processes", "CPUs", "load", "memory free", "files", "/dev/shm")
+    table = _table(
+        "Hosts", "host", "processes", "CPUs", "load", "memory free/all", "files", "/dev/shm"
+    )
     for here in list(hosts(facts).values())[:_SHOWN]:
         host = here[0].host
         files = sorted({of.host.open_files for of in here})
@@ -121,8 +128,8 @@ def _machines(facts: Sequence[Facts]) -> Table:
             name_processes(of.process for of in here).partition(" ")[2],
             f"{host.usable_cpus}",
             f"{host.load:.1f}",
-            f"{size(min(of.host.memory_free for of in here))} of {size(host.memory)}",
-            "-".join(map(str, {files[0]: 0, files[-1]: 0})),
+            f"{size(min(of.host.memory_free for of in here))}/{size(host.memory)}",
+            "-".join(map(str, dict.fromkeys((files[0], files[-1])))),
             size(shared.free) if shared else "none",
         )
     caches = {of.process: f"{of.cache.folder} ({of.cache.kind})" for of in facts if of.cache}
@@ -133,27 +140,27 @@ def _machines(facts: Sequence[Facts]) -> Table:
 
 def _processes(figures: Sequence[Figures]) -> Table:
     table = _table(
-        "Each process", "process", "round trip", "worst", "clock", "to device", "back", "links"
+        "Each process: ms to the coordinator and back; its clock's lead on process 0's; GB/s",
+        *("process", "round trip", "worst", "clock", "to device", "back", "slower link"),
     )
     for of in figures[:_SHOWN]:
-        links = min(of.links.values(), default=None)
-        clock = "" if of.clock is None else f"{of.clock * 1000:+.3g} ms"
+        times = (of.round_trip, of.round_trip_worst)
         table.add_row(
             str(of.process),
-            _or_blank(duration, of.round_trip),
-            _or_blank(duration, of.round_trip_worst),
-            clock,
-            _or_blank(rate, of.to_device),
-            _or_blank(rate, of.from_device),
-            _or_blank(rate, links),
+            *("" if value is None else f"{value * 1000:.3g}" for value in times),
+            "" if of.clock is None else duration(of.clock),
+            *(
+                "" if value is None else f"{value:.3g}"
+                for value in (
+                    of.to_device,
+                    of.from_device,
+                    min(of.links.values(), default=None),
+                )
+            ),
         )
     if len(figures) > _SHOWN:
         table.caption = f"and {len(figures) - _SHOWN} more processes; --json has all"
     return table
-
-
-def _or_blank(words: Callable[[float], str], value: float | None) -> str:
-    return "" if value is None else words(value)
 
 
 def _collectives(figures: Sequence[Figures]) -> Table | None:

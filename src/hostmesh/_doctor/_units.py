@@ -14,15 +14,17 @@ def size(nbytes: float) -> str:
         if nbytes < 1024:
             break
         nbytes, unit = nbytes / 1024, larger
-    return f"{nbytes:.4g} {unit}" if nbytes < 1000 else f"{nbytes:.0f} {unit}"
+    return f"{nbytes:.3g} {unit}" if nbytes < 1000 else f"{nbytes:.0f} {unit}"
 
 
 def duration(seconds: float) -> str:
     """Seconds in a unit that suits them.
 
-    >>> duration(0.00042), duration(0.0512), duration(-42)
-    ('0.42 ms', '51.2 ms', '-42 s')
+    >>> duration(0.00042), duration(0.0512), duration(-3600.5)
+    ('0.42 ms', '51.2 ms', '-3600 s')
     """
+    if abs(seconds) >= 100:
+        return f"{seconds:.0f} s"
     return f"{seconds:.3g} s" if abs(seconds) >= 1 else f"{seconds * 1000:.3g} ms"
 
 
