@@ -22,7 +22,7 @@ from .._initialize import Cluster, expected, initialize
 from .._plan_command import mesh_axes
 from .._verdict import name_processes
 from . import _examine, _rollcall, _show, _trace
-from ._report import Report
+from ._diagnosis import Diagnosis
 
 _SHUTDOWN = 5.0  # seconds to wait at the end for who did not come
 _BEYOND = 30.0  # seconds that a step may take beyond the time-out
@@ -95,7 +95,7 @@ def command(
     if as_json:
         click.echo(report.to_json())
     else:
-        _show_report(report, plain)
+        _show_diagnosis(report, plain)
     sys.exit(report.status)
 
 
@@ -113,7 +113,7 @@ def _join(timeout: float, progress: _Watched) -> None:
     initialize(timeout=timeout, shutdown_timeout=_SHUTDOWN)
 
 
-def _show_report(report: Report, plain: bool) -> None:
+def _show_diagnosis(report: Diagnosis, plain: bool) -> None:
     console = Console(no_color=plain or None, highlight=False, emoji=False)
     parts = (report.findings, report.facts, report.figures, report.axes, report.seconds)
     ascii_only = plain or not (sys.stdout.encoding or "").lower().startswith("utf")

@@ -1,4 +1,4 @@
-"""`doctor`: each process tells of itself and measures, process 0 judges, and all get the report."""
+"""`doctor`: each process tells of itself and measures, process 0 judges, and all get its findings."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .._config import config
 from .._initialize import initialize
 from .._topology import Topology
 from . import _facts, _judge, _measure, _mesh
+from ._diagnosis import Diagnosis
 from ._finding import Finding
 from ._meeting import Meeting
-from ._report import Report
 
 
 def doctor(
@@ -24,7 +24,7 @@ def doctor(
     timeout: float = 30.0,
     ignore: Iterable[str] = (),
     progress: bool = False,
-) -> Report:
+) -> Diagnosis:
     """Looks for what is wrong with a cluster, in every process of it, in under a minute.
 
     Versions, settings, flags and environments that differ, devices and how processes were bound to
@@ -41,7 +41,8 @@ def doctor(
       progress: shows what is measured, on standard error of process 0.
 
     Returns:
-      The report: `findings`, `status` (0 healthy, 1 warnings, 2 errors); printing it shows tables.
+      What was found: `findings`, `status` (0 healthy, 1 warnings, 2 errors); printing it shows
+      tables.
 
     Raises:
       StragglerError: where a process does not come; it names it, on all others.
@@ -75,7 +76,7 @@ def examine(
     timeout: float,
     ignore: Iterable[str],
     step: Callable[[str], None],
-) -> Report:
+) -> Diagnosis:
     """`doctor`; `step` is told what begins."""
     start = time.monotonic()
     # Not all may have called it at one line, and JAX or click are of other versions perhaps.
@@ -83,7 +84,7 @@ def examine(
         step("devices, versions and environments")
         cluster = initialize()
         meeting = Meeting(cluster.process, cluster.processes, timeout)
-        facts = _facts.gather(cluster, meeting.salt())
+        facts = _facts.gather(cluster, meeting.salt)
         told = meeting.gather(facts.plain())
         figures = _measure.measure(meeting, step)
         step("findings")
@@ -101,7 +102,7 @@ def examine(
             {"findings": [asdict(of) for of in found], "axes": [asdict(axis) for axis in axes]}
         )
         meeting.end()
-    return Report(
+    return Diagnosis(
         tuple(
             Finding(of["severity"], tuple(of["who"]), of["what"], of["remedy"])
             for of in shared["findings"]

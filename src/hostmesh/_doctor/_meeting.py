@@ -25,15 +25,16 @@ class Meeting:
     `seconds` is how long each call waits for the others, before it raises `StragglerError`.
     """
 
-    _numbers = itertools.count()
-
     def __init__(self, me: int, processes: int, seconds: float) -> None:
         self.me = me
         self.processes = processes
         self.seconds = seconds
-        self.folder = f"{_FOLDER}{next(self._numbers)}/"
         self.store = _jax.store() if processes > 1 else None
         self._calls = itertools.count()
+        drawn = secrets.token_bytes(24) if me == 0 else b""
+        agreed = agree("hostmesh.doctor: begin", data=drawn, timeout=seconds).data[0]
+        self.salt = agreed[:16]  # random, and the same on all
+        self.folder = f"{_FOLDER}{agreed[16:].hex()}/"
 
     def wait(self, what: str) -> None:
         """Waits for all."""
@@ -68,11 +69,6 @@ class Meeting:
         message = self.store.get(key, self.seconds)
         assert message is not None  # it was there before all went on
         return json.loads(message)
-
-    def salt(self) -> bytes:
-        """Random bytes, the same on all."""
-        drawn = secrets.token_bytes(16) if self.me == 0 else b""
-        return agree("hostmesh.doctor: salt", data=drawn, timeout=self.seconds).data[0]
 
     def end(self) -> None:
         """Leaves nothing in the store, when all are done."""

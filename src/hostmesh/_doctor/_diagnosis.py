@@ -15,8 +15,8 @@ from ._mesh import Axis
 
 
 @dataclass(frozen=True)
-class Report:
-    """What `hostmesh.doctor` found; `print(report)` shows it.
+class Diagnosis:
+    """What `hostmesh.doctor` found; `print(diagnosis)` shows it.
 
     Attributes:
       findings: what is wrong, or worth knowing, the worst first. The same on all processes.
@@ -24,10 +24,9 @@ class Report:
       axes: what each axis of the mesh crosses, where one was given.
       seconds: how long the look took.
 
-    >>> import hostmesh
-    >>> report = hostmesh.doctor()
-    >>> [finding.what for finding in report.findings if finding.severity == "error"]
-    []
+    >>> finding = Finding("warning", (3,), "a clock is off", "set it by NTP")
+    >>> Diagnosis((finding,), (), (), (), 0.0).status
+    1
     """
 
     findings: tuple[Finding, ...]
