@@ -132,7 +132,7 @@ def _detectors(facts: Sequence[Facts]) -> list[Finding]:
                     " to hostmesh.initialize, or unset the variables of the other",
                 )
             )
-    if by and "Kubernetes" in by.values() and len(facts) == 1:
+    if not found and "Kubernetes" in by.values() and len(facts) == 1:
         found.append(
             Finding(
                 "warning",

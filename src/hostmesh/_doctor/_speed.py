@@ -7,7 +7,7 @@ These rules are for what stands out far: what makes every step of a job slow, or
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from .._verdict import name_processes
 from ._facts import Facts
@@ -88,46 +88,43 @@ def _links(facts: Sequence[Facts], figures: Sequence[Figures]) -> list[Finding]:
         for other, value in of.links.items():
             pair = (min(of.process, int(other)), max(of.process, int(other)))
             rates[pair] = min(value, rates.get(pair, value))
-    found: list[Finding] = []
-    for between, where in ((False, "within a host"), (True, "between hosts")):
-        kind = {
-            pair: value
-            for pair, value in rates.items()
-            if (hosts[pair[0]].machine != hosts[pair[1]].machine) == between
-        }
+    kinds: dict[bool, dict[tuple[int, int], float]] = {False: {}, True: {}}
+    for pair, value in rates.items():
+        kinds[hosts[pair[0]].machine != hosts[pair[1]].machine][pair] = value
+    slow: dict[tuple[int, int], str] = {}
+    for between, kind in kinds.items():
         best = max(kind.values(), default=0.0)
-        slow = {
-            pair: value
-            for pair, value in kind.items()
-            if value < _LINK or (value < _LINK_FAST and value < best / _LINK_TIMES)
-        }
-        if slow:
-            found.append(_slow_links(slow, rates, where, best, len(kind)))
-    return found
+        for pair, value in kind.items():
+            if value < _LINK or (value < _LINK_FAST and value < best / _LINK_TIMES):
+                where = "between hosts" if between else "within a host"
+                slow[pair] = f"processes {pair[0]} and {pair[1]} ({where}): {rate(value)}"
+    if not slow:
+        return []
+    listed = "; ".join(list(slow.values())[:5]) + f"; and {len(slow) - 5} more" * (len(slow) > 5)
+    others = f"; the best here: {rate(max(rates.values()))}" * (len(slow) < len(rates))
+    blamed, explained = _culprits(slow, rates)
+    why = f"; all links of {name_processes(blamed)} are slow" * explained
+    return [
+        Finding(
+            "warning",
+            blamed,
+            f"slow links: {listed}{others}{why}",
+            "look at the interface that is used (ip route get ADDRESS; NCCL_SOCKET_IFNAME), its"
+            " speed and errors (ethtool, ip -s link), and at other traffic on it",
+        )
+    ]
 
 
-def _slow_links(
-    slow: Mapping[tuple[int, int], float],
-    rates: Mapping[tuple[int, int], float],
-    where: str,
-    best: float,
-    count: int,
-) -> Finding:
-    listed = "; ".join(f"processes {a} and {b}: {rate(r)}" for (a, b), r in list(slow.items())[:5])
-    listed += f"; and {len(slow) - 5} more" * (len(slow) > 5)
-    ends = {p for pair in slow for p in pair}
-    culprits = {p for p in ends if all(pair in slow for pair in rates if p in pair)}
-    explained = all(culprits & set(pair) for pair in slow) and len(culprits) < len(ends)
-    blamed = tuple(sorted(culprits if explained else ends))
-    why = f"; all links of {name_processes(blamed)} are slow" if explained else ""
-    others = f" (the best of {count}: {rate(best)})" * (len(slow) < count)
-    return Finding(
-        "warning",
-        blamed,
-        f"slow links {where}: {listed}{others}{why}",
-        "look at the interface that is used (ip route get ADDRESS; NCCL_SOCKET_IFNAME), its speed"
-        " and errors (ethtool, ip -s link), and at other traffic on it",
-    )
+def _culprits(
+    slow: Iterable[tuple[int, int]], measured: Iterable[tuple[int, int]]
+) -> tuple[tuple[int, ...], bool]:
+    """The processes whose links are all slow, if that explains all slow ones; else both ends of each."""
+    pairs = set(slow)
+    ends = {process for pair in pairs for process in pair}
+    fast = {process for pair in set(measured) - pairs for process in pair}
+    culprits = ends - fast
+    explained = len(culprits) < len(ends) and all(culprits & set(pair) for pair in pairs)
+    return tuple(sorted(culprits if explained else ends)), explained
 
 
 def _copies(figures: Sequence[Figures]) -> list[Finding]:
