@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import click
@@ -27,7 +28,8 @@ from ._diagnosis import Diagnosis
 _SHUTDOWN = 5.0  # seconds to wait at the end for who did not come
 _BEYOND = 30.0  # seconds that a step may take beyond the time-out
 _PREFIX = 4  # what hostmesh run puts before each line
-_STEPS = "hostmesh/doctor/steps/"
+_FAREWELL = 2.0  # seconds that processes which give up leave each other to say so
+_STEPS, _ALIVE = "hostmesh/doctor/steps/", "hostmesh/doctor/alive/"
 
 
 @click.command()
@@ -153,21 +155,31 @@ class _Watched:
             self._timer.cancel()
 
     def _hangs(self, what: str, place: Cluster) -> None:
-        behind = self._behind(place.processes)
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)  # pyright: ignore[reportPrivateUsage]
+        at = "" if frame is None else traceback.format_list(traceback.extract_stack(frame)[-1:])[0]
         sys.stderr.write(
-            f"error: {what} did not end within {self._limit:g} s on process {place.process};"
-            f" {behind}. Do: look at the links to these, and at what they do (py-spy dump --pid)\n"
+            f"error: {what} did not end within {self._limit:g} s; {self._behind(place)}. Do: look at"
+            f" the links to these, and at what they do (py-spy dump --pid). Here, process"
+            f" {place.process} is at:\n{at}"
         )
         sys.stderr.flush()
+        if place.process == 0:
+            time.sleep(_FAREWELL)  # the coordinator goes with it, and JAX aborts who is left
         os._exit(2)
 
-    def _behind(self, processes: int) -> str:
+    def _behind(self, place: Cluster) -> str:
+        """Who has come less far; or, as all are in one step, who no longer runs Python."""
         store = _jax.store()
         if store is None:
             return "who is behind is not known"
-        reached = dict.fromkeys(range(processes), 0)
+        store.set_once(f"{_ALIVE}{place.process}", b"")
+        time.sleep(_FAREWELL)  # all began the step together, to a second or so
+        everyone = set(range(place.processes))
+        if stopped := everyone - set(map(int, store.list(_ALIVE))):
+            return f"{name_processes(stopped)} did not answer"
+        reached = dict.fromkeys(everyone, 0)
         for key in store.list(_STEPS):
             process, number = map(int, key.split("/"))
             reached[process] = max(reached[process], number)
         behind = [p for p, number in reached.items() if number < max(reached.values())]
-        return f"{name_processes(behind)} had not got so far" if behind else "all had got so far"
+        return f"{name_processes(behind)} had not got so far" if behind else "all are in it"
