@@ -187,11 +187,14 @@ def test_a_process_that_never_starts_is_named_by_all_others() -> None:
         assert "do:    see on its host whether it was started" in str(error)
 
 
-def test_all_that_come_go_on_and_the_port_is_free() -> None:
+@pytest.mark.parametrize("only_there", [True, False])
+def test_all_that_come_go_on_and_the_port_is_free(only_there: bool) -> None:
     port = free_port()
     count: list[int] = []
     calls = [
-        lambda p=p: _rollcall.call(p, 3, f"127.0.0.1:{port}", 20.0, came=count.append)
+        lambda p=p: _rollcall.call(
+            p, 3, f"127.0.0.1:{port}", 20.0, only_there=only_there, came=count.append
+        )
         for p in (2, 1, 0)
     ]
     assert in_threads(calls) == [None] * 3

@@ -103,13 +103,21 @@ def _collect(
 
 def _listen(place: tuple[str, int], processes: int) -> socket.socket:
     try:
-        kind = socket.getaddrinfo(*place, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        return socket.create_server(place, family=kind, backlog=max(128, processes))
+        if place[0]:
+            kind = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0][0]
+            return socket.create_server(place, family=kind, backlog=max(128, processes))
+        both = socket.has_dualstack_ipv6()  # as JAX's own coordinator listens
+        return socket.create_server(
+            place,
+            family=socket.AF_INET6 if both else socket.AF_INET,
+            dualstack_ipv6=both,
+            backlog=max(128, processes),
+        )
     except OSError as error:
         raise build(
             ClusterError,
             where="hostmesh doctor on process 0",
-            given=f"the coordinator's address {place[0]}:{place[1]}",
+            given=f"the coordinator's address {place[0] or '(any)'}:{place[1]}",
             rule=f"process 0 cannot listen there: {error}",
             advice="give an address of process 0's own host, and a port that nothing else uses",
         ) from error
