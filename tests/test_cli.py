@@ -75,6 +75,14 @@ def test_processes_and_devices(
     assert [(c, list(d), o) for c, d, o in seen] == [(command, devices, options)]
 
 
+def test_this_command_is_run_in_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hostmesh").mkdir()  # as in a checkout's src
+    result = hostmesh_run("--", "hostmesh", "--version")
+    lines = [f"[{p}] hostmesh {hostmesh.__version__}" for p in (0, 1)]
+    assert sorted(result.output.splitlines()) == lines
+
+
 def test_a_module_is_run_as_python_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "package").mkdir()
@@ -126,7 +134,12 @@ print("imported:", [name for name in modules if name in sys.modules])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     commands, _, imported = done.stdout.partition("Commands:")[2].partition("imported:")
     assert imported.strip() == "[]", done.stderr
-    assert [line.split()[0] for line in commands.splitlines() if line] == ["demo", "plan", "run"]
+    assert [line.split()[0] for line in commands.splitlines() if line] == [
+        "demo",
+        "doctor",
+        "plan",
+        "run",
+    ]
 
 
 def test_every_command_elsewhere_is_there():

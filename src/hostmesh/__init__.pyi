@@ -18,6 +18,9 @@ from ._decisions import all_processes as all_processes
 from ._decisions import any_process as any_process
 from ._decisions import same_choice as same_choice
 from ._decisions import together as together
+from ._doctor._diagnosis import Diagnosis as Diagnosis
+from ._doctor._examine import doctor as doctor
+from ._doctor._finding import Finding as Finding
 from ._errors import ClusterError as ClusterError
 from ._errors import DivergenceError as DivergenceError
 from ._errors import FeedError as FeedError

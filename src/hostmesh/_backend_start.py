@@ -22,6 +22,7 @@ _PASSED_THROUGH = {
 }
 
 _started_at: str | None = None
+_stack: list[tuple[str, traceback.FrameSummary]] = []  # modules and frames, outermost first
 
 
 class _Filter(logging.Filter):
@@ -32,6 +33,7 @@ class _Filter(logging.Filter):
         wanted = parent is None or record.levelno >= parent.getEffectiveLevel()
         if str(record.msg).startswith(_ANNOUNCEMENT):
             _started_at = _caller()
+            _stack[:] = _whole_stack()
             logger.removeFilter(self)
             logger.setLevel(logging.NOTSET)
         return wanted
@@ -55,6 +57,17 @@ def description() -> str:
         "a JAX backend, which was started before hostmesh was imported; "
         f"modules that use JAX and were imported before, in order: {names}"
     )
+
+
+def stack() -> list[tuple[str, traceback.FrameSummary]]:
+    """Where the first backend was started from: modules and frames, outermost first, if it was seen."""
+    return list(_stack)
+
+
+def _whole_stack() -> list[tuple[str, traceback.FrameSummary]]:
+    frames = [(frame, line) for frame, line in traceback.walk_stack(None)][::-1]
+    names = [str(frame.f_globals.get("__name__")) for frame, _ in frames]
+    return list(zip(names, traceback.StackSummary.extract(iter(frames)), strict=True))
 
 
 def _caller() -> str:

@@ -13,6 +13,7 @@ from ._version import __version__
 
 # name -> where its click command is, and its line in `hostmesh --help`, which imports none of them.
 _ELSEWHERE = {
+    "doctor": ("hostmesh._doctor._command:command", "Look for what is wrong with a cluster."),
     "demo": ("hostmesh._demo:command", "Show what hostmesh does, on this machine."),
     "plan": ("hostmesh._plan_command:command", "Show who holds what of an array, without devices."),
 }
@@ -123,6 +124,7 @@ def run(
     \b
     hostmesh run -n 4 -d 2 train.py --steps 10
     hostmesh run -n 4 -d 2,2,1,1 -m package.train
+    hostmesh run -n 4 -d 2 -- hostmesh doctor
     """
     from . import _run
     from ._errors import HostmeshError
@@ -134,6 +136,8 @@ def run(
             f"{len(devices)} numbers of devices for {processes} processes; give one, or {processes}",
             param_hint="-d",
         )
+    looks = script == "hostmesh" and not Path(script).is_file()  # this command, in each process
+    module |= looks
     if not module and not Path(script).exists():
         raise click.BadParameter(f"{script!r} does not exist", param_hint="SCRIPT")
     environment = dict[str, str]()
@@ -165,7 +169,8 @@ def run(
         )
     except HostmeshError as error:  # of `hosts`
         raise click.ClickException(str(error)) from None
-    if text := _run.summary(result):
+    told = looks and result.first_failure is not None and result.first_failure.process == 0
+    if not told and (text := _run.summary(result)):  # else process 0 has said what is wrong
         click.echo(text, err=True)
     if result.status == _run.UNREAD:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left cannot be flushed at exit

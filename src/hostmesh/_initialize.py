@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -176,6 +177,24 @@ def _find(address: str | None, processes: int | None, process: int | None) -> _F
             advice=f"pass {_ALL_THREE}; {_ONE_PROCESS}",
         )
     return _Found(0, 1, None, "single process", "no launcher was detected")
+
+
+def expected() -> Cluster | None:
+    """The place that `initialize()` will give this process; `None` where only JAX finds out.
+
+    Raises `ClusterError` where a launcher left half of what is needed, as `initialize` does.
+    """
+    if _cluster is not None or jax.distributed.is_initialized():
+        return initialize()
+    found = _find(None, None, None)
+    place = (found.process, found.processes, found.coordinator)
+    if found.process is None or found.processes is None:
+        with contextlib.suppress(Exception):  # it is for initialize to say what is wrong there
+            place = _jax.detected_place() or place
+    process, processes, coordinator = place
+    if process is None or processes is None:
+        return None
+    return Cluster(process, processes, coordinator, found.detector, found.reason)
 
 
 def _refuse_half_a_cluster() -> None:

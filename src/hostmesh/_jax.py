@@ -214,6 +214,22 @@ def detected_cluster() -> str | None:
     return None if kind is None else kind.name or kind.__name__
 
 
+def detected_place() -> tuple[int, int, str] | None:
+    """This process, their number and the coordinator's address, where the environment tells them.
+
+    Under SLURM and Open MPI. Other detectors ask a network, and may wait for it.
+    """
+    if _cluster_env is None:
+        return None
+    for kind in _cluster_env._cluster_types:
+        if not kind.opt_in_only_method and kind.is_env_present():
+            if kind.name not in ("slurm", "ompi"):
+                return None
+            address = kind.get_coordinator_address(timeout_secs=1, override_coordinator_port=None)
+            return kind.get_process_id(), kind.get_process_count(), address
+    return None
+
+
 def backends_started() -> bool:
     """Whether a backend is up. Without private names `False`: JAX then says so itself, if late."""
     return _backends_started is not None and _backends_started()

@@ -43,7 +43,7 @@ def require_reachable(
         return  # all processes are on this host
     name = socket.gethostname()
     address = _address(name)
-    found = {process: (_machine(), name, address if _is_loopback(address) else "")}
+    found = {process: (machine(), name, address if _is_loopback(address) else "")}
     several = not _is_loopback(_address(host))
     if (store := _jax.store()) is not None:
         store.set_once(f"{_FOLDER}{process}", json.dumps(found[process]).encode())
@@ -90,7 +90,7 @@ def _is_loopback(address: str) -> bool:
     return False
 
 
-def _machine() -> str:
+def machine() -> str:
     """What tells hosts apart: the kernel's start, and the name, as one kernel may have several."""
     boot = ""
     with suppress(OSError):

@@ -60,7 +60,7 @@ def command(
     """
     try:
         owners = order if order in ("block", "interleaved") else _owners(order)
-        topology = Topology.build(_axes(mesh), processes, owners)
+        topology = Topology.build(mesh_axes(mesh), processes, owners)
         kind = _dtype(dtype)
         if process is not None and process >= processes:
             raise build(
@@ -110,7 +110,12 @@ def parse_spec(words: str) -> tuple[str | tuple[str, ...] | None, ...]:
     )
 
 
-def _axes(words: str) -> list[tuple[str, int]]:
+def mesh_axes(words: str) -> list[tuple[str, int]]:
+    """Mesh axes as they are typed.
+
+    >>> mesh_axes("data=4,model=2")
+    [('data', 4), ('model', 2)]
+    """
     found = [re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,9})\s*", part) for part in words.split(",")]
     pairs = [(match[1], int(match[2])) for match in found if match]
     if len(pairs) < len(found):
