@@ -68,9 +68,12 @@ def test_processes_and_devices(
         return _run.Result((), None, 0, 0.0)
 
     monkeypatch.setattr(_run, "run", run)
-    result = hostmesh_run(*args, "--timeout", "7", "--port", "1234", script, "-n", "9", "--flag")
+    result = hostmesh_run(
+        *args, "--timeout", "7", "--port", "1234", "--grace", "9", script, "-n", "9", "--flag"
+    )
     assert result.exit_code == 0, result.output
     options = {"timeout": 7.0, "port": 1234, "hosts": None, "verbose": False}
+    options |= {"grace": 9.0, "environment": {}}
     command = [sys.executable, script, "-n", "9", "--flag"]  # its own options, not ours
     assert [(c, list(d), o) for c, d, o in seen] == [(command, devices, options)]
 

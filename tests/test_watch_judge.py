@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from hostmesh._cli import main
 from hostmesh._watch import _merge, _report, _stacks, _table
 from hostmesh._watch._beat import Beat
 from hostmesh._watch._judge import Judgement, Limits, Seen, judge
@@ -185,6 +187,8 @@ def test_merging_names_the_first_divergence(tmp_path: Path) -> None:
         "no timeline of process 3",
     ]
     assert "the same" in _merge.merge(files[:2])[0]
+    by_hand = CliRunner().invoke(main, ["doctor", *map(str, files)])
+    assert by_hand.output.splitlines() == _merge.merge(files)
     (tmp_path / "other.json").write_text("[]")
     with pytest.raises(ValueError, match=r"other\.json is no timeline"):
         _merge.merge([tmp_path / "other.json"])

@@ -22,6 +22,7 @@ from .._errors import HostmeshError
 from .._initialize import Cluster, expected, initialize
 from .._plan_command import mesh_axes
 from .._verdict import name_processes
+from .._watch._merge import merge
 from . import _examine, _rollcall, _show, _trace
 from ._diagnosis import Diagnosis
 
@@ -59,7 +60,11 @@ _STEPS, _ALIVE = "hostmesh/doctor/steps/", "hostmesh/doctor/alive/"
     metavar="PACKAGE",
     help="Only tell which import starts a JAX backend when PACKAGE is imported.",
 )
+@click.argument(
+    "files", nargs=-1, metavar="[FILE]...", type=click.Path(exists=True, dir_okay=False)
+)
 def command(
+    files: tuple[str, ...],
     mesh: str | None,
     timeout: float,
     ignore: tuple[str, ...],
@@ -71,13 +76,18 @@ def command(
     """Look for what is wrong with a cluster, before a long job.
 
     Start it as the job is started, in every process. Process 0 shows what was found, and ends with
-    0 for a healthy cluster, 1 for warnings and 2 for errors; alone it looks at one process.
+    0 for a healthy cluster, 1 for warnings and 2 for errors; alone it looks at one process. With FILEs,
+    the timelines that a watchdog wrote in several processes, it tells where these parted.
 
     \b
     hostmesh run -n 4 -d 2 -- hostmesh doctor
     srun hostmesh doctor --mesh data=8,model=4
     hostmesh doctor --import-trace my_package
+    hostmesh doctor /tmp/hostmesh-watchdog-0/*/timeline.json
     """
+    if files:
+        _tell(files)
+        return
     if package is not None:
         sys.exit(_trace.trace(package))
     progress = _Watched(timeout)
@@ -99,6 +109,15 @@ def command(
     else:
         _show_diagnosis(report, plain)
     sys.exit(report.status)
+
+
+def _tell(files: tuple[str, ...]) -> None:
+    try:
+        sentences = merge(files)
+    except (OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+    for sentence in sentences:
+        click.echo(sentence)
 
 
 def _join(timeout: float, progress: _Watched) -> None:
