@@ -180,7 +180,7 @@ def _example(state: Path, signal_after: float | None = None) -> tuple[int, set[s
 
     Returns the status, the steps that it was saved at, and the last losses.
     """
-    program = Path(__file__).parents[1] / "examples/train.py"
+    program = Path(__file__).parents[1] / "examples/resume.py"
     command = [
         sys.executable,
         "-c",
