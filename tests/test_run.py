@@ -152,6 +152,16 @@ def test_lines_of_every_jax_run_are_shown_on_request_only(tmp_path: Path):
     assert shown.splitlines() == [f"[0] {gloo}", f"[0] {mixed}", f"[0] kept: {gloo}"]
 
 
+def test_what_was_torn_from_such_a_line_is_not_shown_either(tmp_path: Path):
+    gloo = (
+        "[Gloo] Rank 0 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3"
+    )
+    lines = ["", gloo[:-1] + gloo, "3", "shown", "3", gloo + gloo, "", "", "end"]
+    program = f"for line in {lines}: print(line)"
+    shown = run(tmp_path, program, devices=(1,))[1].decode().splitlines()
+    assert [line.strip() for line in shown] == ["[0]", "[0] shown", "[0] 3", "[0]", "[0] end"]
+
+
 def test_the_first_failure_in_time_is_blamed_and_not_those_that_follow(tmp_path: Path):
     program = """
     if me == 2:

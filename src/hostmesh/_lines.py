@@ -19,6 +19,11 @@ _NOISE = re.compile(
     rb"|Expected number of connected peer ranks is : )+\s*$"
     rb"|W.*preemption_notifier\.cc.*SIGTERM caught"
 )
+# Such a line has three numbers, each behind one of these, and an end. Where another thread's part
+# comes between, a number or an end may be left over, for a line of its own.
+_BEFORE_NUMBER = re.compile(rb"\[Gloo\] Rank | is connected to | peer ranks is : ")
+_NUMBER = re.compile(rb"\d+")
+_LEFT_OVER = re.compile(rb"[\d\s]*$")
 # Frames of a C++ stack: printed, but not among the last lines, which they would fill.
 _FRAME = re.compile(r"\s+@ +0x")
 
@@ -32,11 +37,12 @@ class Printer:
         self._lock = threading.Lock()
         self._broken = False
         self._held: list[list[bytes]] | None = None
+        self._owed = [0] * processes  # numbers and ends that each process's noise still lacks
         self.last = [collections.deque[str](maxlen=_LAST_LINES) for _ in range(processes)]
         self.prefixes = list(prefixes(processes, output.isatty() and "NO_COLOR" not in os.environ))
 
     def line(self, process: int, line: bytes) -> None:
-        if not self._verbose and _NOISE.match(line):
+        if not self._verbose and self._is_noise(process, line):
             return
         text = line.decode(errors="replace").rstrip()
         if not _FRAME.match(text):
@@ -47,6 +53,14 @@ class Printer:
                 self._held[process].append(line)
             else:
                 self._write([line])
+
+    def _is_noise(self, process: int, line: bytes) -> bool:
+        owed = self._owed[process]
+        if not _NOISE.match(line) and not (owed > 0 and _LEFT_OVER.match(line)):
+            return False
+        owed += len(_BEFORE_NUMBER.findall(line)) + line.count(b"[Gloo]")
+        self._owed[process] = max(0, owed - len(_NUMBER.findall(line)) - 1)
+        return True
 
     def hold(self) -> None:
         """From here on the lines are kept, to be written process by process on `release`."""
