@@ -38,6 +38,7 @@ class Printer:
         self._broken = False
         self._held: list[list[bytes]] | None = None
         self._owed = [0] * processes  # numbers and ends that each process's noise still lacks
+        self._after_noise = [False] * processes
         self.last = [collections.deque[str](maxlen=_LAST_LINES) for _ in range(processes)]
         self.prefixes = list(prefixes(processes, output.isatty() and "NO_COLOR" not in os.environ))
 
@@ -55,8 +56,10 @@ class Printer:
                 self._write([line])
 
     def _is_noise(self, process: int, line: bytes) -> bool:
-        owed = self._owed[process]
-        if not _NOISE.match(line) and not (owed > 0 and _LEFT_OVER.match(line)):
+        owed, after = self._owed[process], self._after_noise[process]
+        self._after_noise[process] = is_noise = _NOISE.match(line) is not None
+        is_left_over = (owed > 0 and _LEFT_OVER.match(line)) or (after and not line.strip())
+        if not is_noise and not is_left_over:
             return False
         owed += len(_BEFORE_NUMBER.findall(line)) + line.count(b"[Gloo]")
         self._owed[process] = max(0, owed - len(_NUMBER.findall(line)) - 1)
