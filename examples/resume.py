@@ -9,53 +9,13 @@ next run with that file, on as many processes, goes on to the losses of a run wi
 import sys
 from pathlib import Path
 
-import grain
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
-from sklearn.datasets import load_digits
+from train import batches, is_right, is_test, me, mesh, params, spec, step
 
 import hostmesh as hm
 
-hm.initialize()
-me, processes = jax.process_index(), jax.process_count()
-mesh, spec = Mesh(jax.devices(), "data"), PartitionSpec("data")
-images, labels = load_digits(return_X_y=True)
-images, is_test = (images / 16).astype(np.float32), np.arange(len(labels)) % 5 == 0
-
-
-def batches(numbers: np.ndarray, epochs: int = 1) -> grain.MapDataset:
-    """Every process takes each P-th example; the last batch is short."""
-    mine = grain.MapDataset.source(numbers).seed(0).shuffle().repeat(epochs)[me::processes]
-    return mine.map(lambda i: {"image": images[i], "label": labels[i]}).batch(64 // processes)
-
-
-def logits(params: list, image: jax.Array) -> jax.Array:
-    return jax.nn.relu(image @ params[0] + params[1]) @ params[2] + params[3]
-
-
-def loss(params: list, batch: dict, mask: jax.Array) -> jax.Array:
-    chances = jax.nn.log_softmax(logits(params, batch["image"]))
-    each = -chances[jnp.arange(mask.size), batch["label"]]
-    return jnp.where(mask, each, 0).sum() / mask.sum()
-
-
-@jax.jit
-def step(params: list, batch: dict, mask: jax.Array) -> tuple[list, jax.Array]:
-    value, slope = jax.value_and_grad(loss)(params, batch, mask)
-    return jax.tree.map(lambda p, g: p - 0.5 * g, params, slope), value
-
-
-def is_right(params: list, batch: dict) -> jax.Array:
-    return logits(params, batch["image"]).argmax(-1) == batch["label"]
-
-
-random = np.random.default_rng(0)
-params = [0.1 * random.normal(size=shape) for shape in ((64, 64), 64, (64, 10), 10)]
-params = hm.to_global([p.astype(np.float32) for p in params], mesh, PartitionSpec())
-done, saved = 0, sys.argv[1] if len(sys.argv) > 1 else None
-if saved and hm.same_choice(Path(saved).exists()):
+done, saved = 0, sys.argv[1]
+if hm.same_choice(Path(saved).exists()):
     like = {"params": params, "done": hm.replicate(np.int32(0), mesh)}
     state = hm.load_safetensors(saved, mesh, None, like=like)
     params, done = state["params"], int(state["done"])
@@ -63,7 +23,7 @@ print(f"process {me}: trains from step {done}")
 train = batches(np.flatnonzero(~is_test), epochs=8)[done:]
 with hm.Feeder(train, mesh, spec, ends="pad", global_batch=64, progress=True) as feeder:
     for batch, mask in feeder:
-        if saved and hm.should_stop(done):
+        if hm.should_stop(done):
             state = {"params": params, "done": hm.replicate(np.int32(done), mesh)}
             hm.save_safetensors(saved, state)
             print(f"process {me}: saved at step {done}")
@@ -71,6 +31,5 @@ with hm.Feeder(train, mesh, spec, ends="pad", global_batch=64, progress=True) as
         params, value = step(params, batch, mask)
         value, done = float(value), done + 1  # waits: with steps in flight JAX can hang on CPU
     print(f"process {me}: loss {value:.6f}; {feeder.stats().line()}")
-test = batches(np.flatnonzero(is_test))
-found = hm.evaluate(is_right, test, params, mesh=mesh, specs=spec)
+found = hm.evaluate(is_right, batches(np.flatnonzero(is_test)), params, mesh=mesh, specs=spec)
 print(f"process {me}: {found.sum} of {found.count} right, {found.mean:.1%}")

@@ -17,6 +17,9 @@ me, processes = jax.process_index(), jax.process_count()
 mesh, spec = Mesh(jax.devices(), "data"), PartitionSpec("data")
 images, labels = load_digits(return_X_y=True)
 images, is_test = (images / 16).astype(np.float32), np.arange(len(labels)) % 5 == 0
+random = np.random.default_rng(0)
+params = [0.1 * random.normal(size=shape) for shape in ((64, 64), 64, (64, 10), 10)]
+params = hm.to_global([p.astype(np.float32) for p in params], mesh, PartitionSpec())
 
 
 def batches(numbers: np.ndarray, epochs: int = 1) -> grain.MapDataset:
@@ -45,15 +48,12 @@ def is_right(params: list, batch: dict) -> jax.Array:
     return logits(params, batch["image"]).argmax(-1) == batch["label"]
 
 
-random = np.random.default_rng(0)
-params = [0.1 * random.normal(size=shape) for shape in ((64, 64), 64, (64, 10), 10)]
-params = hm.to_global([p.astype(np.float32) for p in params], mesh, PartitionSpec())
-train = batches(np.flatnonzero(~is_test), epochs=8)
-with hm.Feeder(train, mesh, spec, ends="pad", global_batch=64, progress=True) as feeder:
-    for batch, mask in feeder:
-        params, value = step(params, batch, mask)
-        value = float(value)  # waits: with steps in flight JAX itself can hang on CPU
-    print(f"process {me}: loss {value:.3f}; {feeder.stats().line()}")
-test = batches(np.flatnonzero(is_test))
-found = hm.evaluate(is_right, test, params, mesh=mesh, specs=spec)
-print(f"process {me}: {found.sum} of {found.count} right, {found.mean:.1%}")
+if __name__ == "__main__":
+    train = batches(np.flatnonzero(~is_test), epochs=8)
+    with hm.Feeder(train, mesh, spec, ends="pad", global_batch=64, progress=True) as feeder:
+        for batch, mask in feeder:
+            params, value = step(params, batch, mask)
+            value = float(value)  # waits: with steps in flight JAX itself can hang on CPU
+        print(f"process {me}: loss {value:.3f}; {feeder.stats().line()}")
+    found = hm.evaluate(is_right, batches(np.flatnonzero(is_test)), params, mesh=mesh, specs=spec)
+    print(f"process {me}: {found.sum} of {found.count} right, {found.mean:.1%}")
