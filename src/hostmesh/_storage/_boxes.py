@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from .._plan import Bounds, Shape
 
@@ -74,6 +75,25 @@ def run_of(shape: Shape, itemsize: int, box: Bounds) -> int:
         if b - a != size:
             break
     return length
+
+
+def overlap(one: Bounds, other: Bounds) -> Bounds:
+    """What two boxes have in common; it may be empty.
+
+    >>> overlap(((0, 4), (0, 2)), ((1, 9), (0, 1)))
+    ((1, 4), (0, 1))
+    """
+    return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+
+
+def within(box: Bounds, outer: Bounds) -> tuple[Any, ...]:
+    """Where a box lies in the values of one around it: an index that always gives a view.
+
+    >>> within(((3, 5), (0, 2)), ((2, 8), (0, 2)))
+    (slice(1, 3, None), slice(0, 2, None), Ellipsis)
+    """
+    cuts = (slice(a - low, b - low) for (a, b), (low, _) in zip(box, outer, strict=True))
+    return (*cuts, ...)
 
 
 def elements(box: Bounds) -> int:

@@ -29,7 +29,7 @@ from .._shards import from_callback
 from .._trees import Tree
 from .._verdict import name_processes
 from . import _atomic, _format
-from ._boxes import elements
+from ._boxes import elements, is_empty, overlap, within
 from ._leaves import named
 from ._local import LocalFile
 from ._resolve import read_header
@@ -228,34 +228,17 @@ def _spec_on(leaf: _Leaf, mesh: Mesh) -> PartitionSpec:
 
 def _assembled(leaf: _Leaf, place: Bounds, absent: Sequence[int], where: str) -> HostArray:
     """The values at a place, of the parts that overlap it; the first process's go before others."""
-    overlaps = [
-        elements(
-            tuple(
-                (max(a, c), max(a, c, min(b, d)))
-                for (a, b), (c, d) in zip(place, part.place, strict=True)
-            )
-        )
-        for part in leaf.parts
-    ]
-    if sum(overlaps) < elements(place):  # before memory for what no file holds
-        _refuse_absent(leaf, elements(place) - sum(overlaps), elements(place), absent, where)
+    overlaps = [(overlap(place, part.place), part) for part in reversed(leaf.parts)]
+    overlaps = [(common, part) for common, part in overlaps if not is_empty(common)]
+    lacking = elements(place) - sum(elements(common) for common, _ in overlaps)
+    if lacking > 0:  # before memory for what no file holds
+        _refuse_absent(leaf, lacking, elements(place), absent, where)
     out = np.empty(tuple(b - a for a, b in place), leaf.dtype)
     filled = np.zeros(out.shape, np.bool_)
-    for part in reversed(leaf.parts):
-        common = tuple(
-            (max(a, c), min(b, d)) for (a, b), (c, d) in zip(place, part.place, strict=True)
-        )
-        if all(a < b for a, b in common):
-            here = (
-                *(slice(a - o, b - o) for (a, b), (o, _) in zip(common, place, strict=True)),
-                ...,
-            )
-            there = (
-                *(slice(a - o, b - o) for (a, b), (o, _) in zip(common, part.place, strict=True)),
-                ...,
-            )
-            out[here] = part.values[there]
-            filled[here] = True
+    for common, part in overlaps:
+        here = within(common, place)
+        out[here] = part.values[within(common, part.place)]
+        filled[here] = True
     if not filled.all():
         lacking = int(filled.size - filled.sum())
         _refuse_absent(leaf, lacking, filled.size, absent, where)

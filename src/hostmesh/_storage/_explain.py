@@ -130,18 +130,14 @@ def wasted(
 ) -> tuple[int, int]:
     """Bytes that a process uses, and those that it makes its storage read for them."""
     useful = touched = 0
-    known: dict[object, tuple[int, int]] = {}  # a model has few layouts
+    known: dict[object, tuple[int, int]] = {}
     for item in items:
-        key: object = None
+        key: object = item.number
         if item.is_plain and mode == "read":
-            stored = item.wanted.pieces[0].stored
-            key = (id(item.recipe), stored.dtype, stored.source)
-        found = known.get(key)
-        if found is None:
-            found = _wasted(item, sources, mode, process)
-        if key is not None:
-            known[key] = found
-        useful, touched = useful + found[0], touched + found[1]
+            key = item.layout, item.wanted.pieces[0].stored.source
+        if key not in known:
+            known[key] = _wasted(item, sources, mode, process)
+        useful, touched = useful + known[key][0], touched + known[key][1]
     return useful, max(touched, useful)
 
 

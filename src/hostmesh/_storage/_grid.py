@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from .._plan import Bounds, Shape
-from ._boxes import elements
+from ._boxes import elements, is_empty, overlap
 from ._shares import Box, Holders
 
 # About how large a chunk is where nobody says.
@@ -48,10 +48,10 @@ def holders_of(place: Bounds, boxes: Sequence[Box]) -> Holders:
     """The processes each of which holds all of a place; boxes may be of one process or of several."""
     held: defaultdict[int, int] = defaultdict(int)
     for box in boxes:
-        cuts = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(place, box.place, strict=True)]
-        if all(a < b for a, b in cuts):
+        common = overlap(place, box.place)
+        if not is_empty(common):
             for process in box.holders:
-                held[process] += elements(tuple(cuts))
+                held[process] += elements(common)
     # Boxes do not overlap: each element is in one.
     return tuple(sorted(process for process, n in held.items() if n == elements(place)))
 

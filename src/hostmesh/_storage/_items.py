@@ -52,6 +52,11 @@ class Item:
         pieces, axes = self.wanted.pieces, tuple(range(len(self.wanted.shape)))
         return len(pieces) == 1 and pieces[0].axes == axes
 
+    @property
+    def layout(self) -> tuple[int, np.dtype[Any], np.dtype[Any]]:
+        """Equal for tensors of one shape, spec and dtypes: within a load, of which a model has few."""
+        return id(self.recipe), self.asked, self.wanted.dtype
+
     def box(self, chunk: Chunk) -> Bounds:
         """Where a chunk lies in the tensor."""
         found = self._boxes.get(chunk)
@@ -194,20 +199,21 @@ def members_of(items: Sequence[Item]) -> tuple[int, ...]:
 
 def described(items: Sequence[Item]) -> str:
     """All that must be the same on all processes, in words that a digest is made of."""
-    layouts: dict[object, str] = {}  # a model has few
-    return ";".join(map(functools.partial(_described, layouts=layouts), items))
+    layouts = {item.layout: item for item in items}
+    in_words = {layout: _layout_in_words(item) for layout, item in layouts.items()}
+    return ";".join(f"{_tensor_in_words(item)} {in_words[item.layout]}" for item in items)
 
 
-def _described(item: Item, layouts: dict[object, str]) -> str:
-    wanted, key = item.wanted, (id(item.recipe), item.asked, item.wanted.dtype)
-    words = layouts.get(key)
-    if words is None:
-        plan = item.plan
-        words = layouts[key] = (
-            f"{wanted.dtype} {plan.global_shape} {item.asked} {plan.axes} {plan.topology.axes}"
-            f" {item.recipe.dtype}"
-        )
+def _tensor_in_words(item: Item) -> str:
     if not item.is_plain:
-        return f"{wanted} {words}"
-    stored = wanted.pieces[0].stored
-    return f"{wanted.name} {stored.name} {stored.source} {stored.start} {words}"
+        return str(item.wanted)
+    stored = item.wanted.pieces[0].stored
+    return f"{item.wanted.name} {stored.name} {stored.source} {stored.start}"
+
+
+def _layout_in_words(item: Item) -> str:
+    plan = item.plan
+    return (
+        f"{item.wanted.dtype} {plan.global_shape} {item.asked} {plan.axes} {plan.topology.axes}"
+        f" {item.recipe.dtype}"
+    )

@@ -16,7 +16,7 @@ from .._coordination import agree
 from .._errors import StorageError, build
 from .._moves import Moves
 from .._plan import Bounds, Chunk
-from . import _bar, _once
+from . import _bar, _boxes, _once
 from ._budget import Budget, grouped, pipelined
 from ._items import Item, tasks_of
 from ._source import HostArray, Job, Source, Task
@@ -125,9 +125,8 @@ def _own_boxes(
         return [item.box(chunk)]
     own: list[Bounds] = []
     holders = item.plan.holders(chunk)
-    low = [a for a, _ in item.box(chunk)]
     for number, (reader, box) in enumerate(item.parts(chunk)):
-        piece = values[*(slice(a - o, b - o) for (a, b), o in zip(box, low, strict=True)), ...]
+        piece = values[_boxes.within(box, item.box(chunk))]
         key = (item.number, chunk, number)
         if reader != me:
             moves.receive(reader, key, piece)

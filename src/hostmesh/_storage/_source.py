@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._plan import Bounds, Shape
+from ._boxes import within
 
 HostArray: TypeAlias = npt.NDArray[Any]
 # Something to do in whatever thread, in no order; it reads and writes its own part.
@@ -65,8 +66,7 @@ class Task:
 
     def part(self, box: Bounds) -> Task:
         """The same for a box within this one."""
-        cut = tuple(slice(a - low, b - low) for (a, b), (low, _) in zip(box, self.box, strict=True))
-        return Task(self.stored, box, self.place[*cut, ...], self.write)
+        return Task(self.stored, box, self.place[within(box, self.box)], self.write)
 
 
 class Source(Protocol):

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from .._errors import ShapeError, SpecError, build
 from .._plan import Bounds, Shape
+from ._boxes import is_empty, overlap
 from ._source import Stored
 
 Names: TypeAlias = "str | Sequence[str] | Callable[[str], bool]"
@@ -311,10 +312,8 @@ def reads(tensor: Wanted, box: Bounds) -> Iterator[tuple[Piece, Bounds, Bounds]]
     """The pieces that a box of a wanted tensor is made of: which box of the stored tensor, and
     which part of the wanted tensor that fills."""
     for piece in tensor.pieces:
-        common = tuple(
-            (max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, piece.box, strict=True)
-        )
-        if any(a >= b for a, b in common):
+        common = overlap(box, piece.box)
+        if is_empty(common):
             continue
         there: list[tuple[int, int]] = [(0, 0)] * len(piece.stored.shape)
         for (a, b), (low, _), axis in zip(common, piece.box, piece.axes, strict=True):

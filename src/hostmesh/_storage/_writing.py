@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from .. import _jax, _staging
 from .._plan import Bounds, bounds
-from ._boxes import elements
+from ._boxes import elements, is_empty, overlap, within
 from ._runs import runs
 from ._shares import Piece, Tensor, batches
 
@@ -52,8 +52,8 @@ class Source:
         """Host arrays that cover a place together, and where each lies."""
         found: list[tuple[Bounds, HostArray]] = []
         for inside, part in self._parts:
-            common = _overlap(place, inside)
-            if not all(a < b for a, b in common):
+            common = overlap(place, inside)
+            if is_empty(common):
                 continue
             if isinstance(part, np.ndarray):
                 found.append((inside, part))
@@ -75,25 +75,16 @@ def _is_slow(part: jax.Array) -> bool:
 
 def gathered(place: Bounds, found: Sequence[tuple[Bounds, HostArray]]) -> HostArray:
     """The values at a place, C-ordered, of arrays that cover it: a view of one of them if it can be."""
-    here = [(_overlap(place, inside), inside, values) for inside, values in found]
-    here = [part for part in here if all(a < b for a, b in part[0])]
+    here = [(overlap(place, inside), inside, values) for inside, values in found]
+    here = [part for part in here if not is_empty(part[0])]
     if len(here) == 1:
-        values = here[0][2][_slices(place, here[0][1])]
+        values = here[0][2][within(place, here[0][1])]
         if values.flags.c_contiguous:
             return values
     out = _staging.buffer(tuple(b - a for a, b in place), here[0][2].dtype)
     for common, inside, values in here:
-        out[_slices(common, place)] = values[_slices(common, inside)]
+        out[within(common, place)] = values[within(common, inside)]
     return out
-
-
-def _overlap(one: Bounds, other: Bounds) -> Bounds:
-    return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
-
-
-def _slices(place: Bounds, inside: Bounds) -> Any:
-    cuts = (slice(a - c, b - c) for (a, b), (c, _) in zip(place, inside, strict=True))
-    return (*cuts, ...)
 
 
 def blocks(tensors: Sequence[Tensor], pieces: Iterable[Piece], values: Any) -> Iterator[Block]:
