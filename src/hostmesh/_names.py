@@ -15,11 +15,10 @@ import socket
 import time
 from contextlib import suppress
 from importlib.metadata import entry_points
-from pathlib import Path
 
 import jax
 
-from . import _jax
+from . import _jax, _machine
 from ._errors import ClusterError, build
 
 _FOLDER = "hostmesh/names/"
@@ -42,9 +41,9 @@ def require_reachable(
     if host == "localhost" or _is_loopback(host):
         return  # all processes are on this host
     name = socket.gethostname()
-    address = _address(name)
-    found = {process: (machine(), name, address if _is_loopback(address) else "")}
-    several = not _is_loopback(_address(host))
+    address = _machine.address(name)
+    found = {process: (_machine.identity(), name, address if _is_loopback(address) else "")}
+    several = not _is_loopback(_machine.address(host))
     if (store := _jax.store()) is not None:
         store.set_once(f"{_FOLDER}{process}", json.dumps(found[process]).encode())
         deadline = time.monotonic() + min(timeout, _SECONDS)
@@ -77,22 +76,7 @@ def _on_gloo() -> bool:
     return not any(plugins) and not entry_points(group="jax_plugins")
 
 
-def _address(host: str) -> str:
-    """The first address of a host, which is the one that gloo takes; "" where it has none."""
-    with suppress(OSError, UnicodeError):
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-    return ""
-
-
 def _is_loopback(address: str) -> bool:
     with suppress(ValueError):
         return ipaddress.ip_address(address).is_loopback
     return False
-
-
-def machine() -> str:
-    """What tells hosts apart: the kernel's start, and the name, as one kernel may have several."""
-    boot = ""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {socket.gethostname()}"

@@ -15,7 +15,6 @@ import jax
 import jaxlib
 import numpy as np
 
-from .. import _names
 from .._initialize import Cluster
 from .._version import __version__
 from . import _host, _secrets
@@ -90,7 +89,7 @@ def gather(cluster: Cluster, salt: bytes) -> Facts:
         versions=_versions(),
         settings=settings,
         environment=_secrets.told(os.environ, salt),
-        host=_host.host(_names.machine()),
+        host=_host.host(),
         cache=_host.disk(folder) if folder and "://" not in folder else None,
         platform=jax.default_backend(),
         kinds=sorted({device.device_kind for device in devices}),

@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import _machine
+
 
 @dataclass(frozen=True)
 class Disk:
@@ -43,19 +45,19 @@ class Host:
     gpus: int
 
 
-def host(machine: str) -> Host:
-    """This process's host; `machine` is what tells it apart from others."""
+def host() -> Host:
+    """This process's host."""
     name = socket.gethostname()
     memory, free = _memory()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Host(
         name=name,
-        resolves_to=_address(name),
-        machine=machine,
+        resolves_to=_machine.address(name),
+        machine=_machine.identity(),
         system=f"{platform.system()} {platform.release()}",
         cpus=os.cpu_count() or 0,
         usable_cpus=_usable_cpus(),
-        load=os.getloadavg()[0],
+        load=_machine.load(),
         memory=memory,
         memory_free=free,
         open_files=soft if soft != resource.RLIM_INFINITY else 2**31,
@@ -99,12 +101,6 @@ def _kind(folder: Path) -> str:
     return found
 
 
-def _address(name: str) -> str:
-    with suppress(OSError, UnicodeError):
-        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
-    return ""
-
-
 def _usable_cpus() -> int:
     """The CPUs that this process may run on, and by its control group has time for."""
     count = os.cpu_count() or 0
@@ -118,11 +114,7 @@ def _usable_cpus() -> int:
 
 def _memory() -> tuple[int, int]:
     """Bytes of memory, in all and available: of the machine, or of the control group if that is less."""
-    total = free = 0
-    with suppress(OSError, ValueError, KeyError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
-        total, free = sizes["MemTotal"], sizes["MemAvailable"]
+    total, free = _machine.memory()
     with suppress(OSError, ValueError):
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())

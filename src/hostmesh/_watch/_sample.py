@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from .. import _machine
 from . import _stacks
 from ._beat import Beat, Phase
 from ._record import Record
@@ -30,17 +31,12 @@ class Host(NamedTuple):
 
 def host() -> Host:
     """This host now; what the system does not tell is 0."""
-    load, rss, free, memory = 0.0, 0, 0, 0
-    with contextlib.suppress(OSError, AttributeError):
-        load = os.getloadavg()[0]
+    rss = 0
     with contextlib.suppress(OSError, ValueError, IndexError):
         page = os.sysconf("SC_PAGE_SIZE")
         rss = int(Path("/proc/self/statm").read_text().split()[1]) * page
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        rows = (row.split() for row in Path("/proc/meminfo").read_text().splitlines()[:3])
-        sizes = {row[0]: int(row[1]) * 1024 for row in rows}
-        memory, free = sizes.get("MemTotal:", 0), sizes.get("MemAvailable:", 0)
-    return Host(load, os.cpu_count() or 1, rss, free, memory)
+    memory, free = _machine.memory()
+    return Host(_machine.load(), os.cpu_count() or 1, rss, free, memory)
 
 
 def process_state(pid: int) -> str:
