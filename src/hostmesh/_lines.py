@@ -19,11 +19,11 @@ _NOISE = re.compile(
     rb"|Expected number of connected peer ranks is : )+\s*$"
     rb"|W.*preemption_notifier\.cc.*SIGTERM caught"
 )
-# Such a line has three numbers, each behind one of these, and an end. Where another thread's part
-# comes between, a number or an end may be left over, for a line of its own.
+# Such a line has three numbers, each behind one of these. Where another thread's part comes between,
+# a number may be left over, for a line of its own; and the end of the line, too.
 _BEFORE_NUMBER = re.compile(rb"\[Gloo\] Rank | is connected to | peer ranks is : ")
 _NUMBER = re.compile(rb"\d+")
-_LEFT_OVER = re.compile(rb"[\d\s]*$")
+_ALONE = re.compile(rb"\s*\d[\d\s]*$")
 # Frames of a C++ stack: printed, but not among the last lines, which they would fill.
 _FRAME = re.compile(r"\s+@ +0x")
 
@@ -37,7 +37,7 @@ class Printer:
         self._lock = threading.Lock()
         self._broken = False
         self._held: list[list[bytes]] | None = None
-        self._owed = [0] * processes  # numbers and ends that each process's noise still lacks
+        self._owed = [0] * processes  # numbers that each process's noise still lacks
         self._after_noise = [False] * processes
         self.last = [collections.deque[str](maxlen=_LAST_LINES) for _ in range(processes)]
         self.prefixes = list(prefixes(processes, output.isatty() and "NO_COLOR" not in os.environ))
@@ -57,13 +57,12 @@ class Printer:
 
     def _is_noise(self, process: int, line: bytes) -> bool:
         owed, after = self._owed[process], self._after_noise[process]
-        self._after_noise[process] = is_noise = _NOISE.match(line) is not None
-        is_left_over = (owed > 0 and _LEFT_OVER.match(line)) or (after and not line.strip())
-        if not is_noise and not is_left_over:
-            return False
-        owed += len(_BEFORE_NUMBER.findall(line)) + line.count(b"[Gloo]")
-        self._owed[process] = max(0, owed - len(_NUMBER.findall(line)) - 1)
-        return True
+        found = bool(_NOISE.match(line) or (owed and _ALONE.match(line)))
+        self._after_noise[process] = found
+        if found:
+            owed += len(_BEFORE_NUMBER.findall(line)) - len(_NUMBER.findall(line))
+            self._owed[process] = max(0, owed)
+        return found or (after and not line.strip())
 
     def hold(self) -> None:
         """From here on the lines are kept, to be written process by process on `release`."""

@@ -25,9 +25,8 @@ from . import _hosts
 from ._cluster import FAILURES, members
 from ._lines import Printer
 
-GRACE = (
-    5.0  # seconds from the request to end (SIGTERM, or the forwarded signal) to SIGKILL, usually
-)
+# Seconds from the request to end (SIGTERM, or the forwarded signal) to SIGKILL, by default.
+GRACE = 5.0
 TIMED_OUT = 124  # the status that coreutils' `timeout` gives
 UNREAD = 128 + signal.SIGPIPE  # the output was closed, by `head` for one
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
