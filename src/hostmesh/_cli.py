@@ -142,7 +142,8 @@ def run(
         raise click.BadParameter(f"{script!r} does not exist", param_hint="SCRIPT")
     environment = dict[str, str]()
     if fault is not None:
-        from ._faults import VARIABLE, Fault
+        from ._cluster import FAULT
+        from ._faults import Fault
 
         try:
             strays = Fault.parse(fault).process
@@ -153,7 +154,7 @@ def run(
                 f"process {strays} of {processes}, which are 0 to {processes - 1}",
                 param_hint="--fault",
             )
-        environment[VARIABLE] = fault
+        environment[FAULT] = fault
     each = devices if len(devices) == processes else devices * processes
     command = [sys.executable, *(["-m"] if module else []), script, *args]
     try:

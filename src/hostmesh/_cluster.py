@@ -16,6 +16,9 @@ COORDINATOR = "HOSTMESH_COORDINATOR"
 PROCESSES = "HOSTMESH_PROCESSES"
 PROCESS = "HOSTMESH_PROCESS"
 DEVICES = "HOSTMESH_DEVICES"
+FAULT = "HOSTMESH_FAULT"  # a process that is to stray, and how
+SANITIZE = "HOSTMESH_SANITIZE"
+WATCHDOG = "HOSTMESH_WATCHDOG"  # its time-out, and perhaps its action
 FAILURES = "HOSTMESH_FAILURES"  # a file of numbers: of the processes that raised, in order
 
 

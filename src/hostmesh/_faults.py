@@ -19,7 +19,6 @@ from . import _jax, _moments
 from ._errors import SpecError, build
 from ._trees import Tree
 
-VARIABLE = "HOSTMESH_FAULT"
 _KINDS = {
     "slow": "takes 1 second (slow=S: S seconds) longer from then on, at each such moment",
     "hang": "runs for ever in Python",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import jax
 
 from . import _backend_start, _exit, _jax, _names
-from ._cluster import member_from_environment
+from ._cluster import FAULT, SANITIZE, WATCHDOG, member_from_environment
 from ._errors import ClusterError, build
 
 _log = logging.getLogger("hostmesh")
@@ -118,15 +118,15 @@ def initialize(
             timeout,
         )
     _cluster, _device_ids = cluster, ids
-    if text := os.environ.get("HOSTMESH_FAULT"):
+    if text := os.environ.get(FAULT):
         from ._faults import Fault, install  # costs no import where none is asked for
 
         install(Fault.parse(text))
-    if os.environ.get("HOSTMESH_SANITIZE", "") not in ("", "0"):
+    if os.environ.get(SANITIZE, "") not in ("", "0"):
         from ._sanitize import begin
 
         begin()
-    if os.environ.get("HOSTMESH_WATCHDOG"):
+    if os.environ.get(WATCHDOG):
         from ._watch._watchdog import start_as_asked  # costs no import where none is asked for
 
         start_as_asked()
