@@ -21,12 +21,12 @@ import numpy.typing as npt
 import xxhash
 
 from . import _transport
-from ._coordination import Agreement, agree, call_site
+from ._coordination import Agreement, agree
 from ._errors import DivergenceError, build
 from ._kinds import Kind
 from ._packing import pack
 from ._stream import Bytes, Stream
-from ._verdict import name_processes
+from ._verdict import groups, name_processes
 
 # Values are read, and where they differ sent, in blocks of this many bytes.
 BLOCK = 2**20
@@ -163,22 +163,14 @@ def _other_layout(name: str, claim: Claim, agreed: Agreement) -> DivergenceError
     first = next(at for at in range(0, longest + 8, 8) if len({m[at : at + 8] for m in every}) > 1)
     shown = lines[first // 8][1] if first // 8 < len(lines) else "nothing more"
     told = _transport.messages(shown.encode(), agreed.members)
-    groups = _groups(dict(zip(agreed.members, told, strict=True)))
+    layouts = groups(dict(zip(agreed.members, told, strict=True)))
     return build(
         DivergenceError,
-        where=f"{name} at {call_site()} on process {jax.process_index()}",
-        given="; ".join(f"{name_processes(who)}: {text.decode()}" for text, who in groups),
+        where=f"{name} at {agreed.site} on process {jax.process_index()}",
+        given="; ".join(f"{name_processes(who)}: {text.decode()}" for text, who in layouts.items()),
         rule="structure, dtypes, shapes and layout are the same on all processes",
         advice="find out why the processes named differ: other data, other branches, other code",
     )
-
-
-def _groups(by_process: Mapping[int, bytes]) -> list[tuple[bytes, list[int]]]:
-    """Processes by what they have, the largest group first, then that of the lowest process."""
-    groups: dict[bytes, list[int]] = {}
-    for process, what in sorted(by_process.items()):
-        groups.setdefault(what, []).append(process)
-    return sorted(groups.items(), key=lambda group: (-len(group[1]), group[1][0]))
 
 
 def _other_values(
@@ -214,7 +206,7 @@ def _other_values(
         told.append(f"and {shown}")
     return build(
         DivergenceError,
-        where=f"{name} at {call_site()} on process {jax.process_index()}",
+        where=f"{name} at {agreed.site} on process {jax.process_index()}",
         given="\n         ".join(told) or "values that changed while they were compared",
         rule=claim.rule,
         advice=claim.advice,
@@ -238,7 +230,7 @@ def _find_differences(
     results: list[_Found] = []
     for number, item in enumerate(items):
         kind = claim.subject(item).kind
-        judge = _groups(differing[item])[0][1][0]
+        judge = next(iter(groups(differing[item]).values()))[0]
         held = (e[number] for p, e in zip(members, every, strict=True) if p in differing[item])
         result = _Found(kind, claim.nan)
         for place, marks in enumerate(zip(*held, strict=True)):
@@ -330,11 +322,11 @@ def _told(
     subject = claim.subject(item)
     kind, dtype = subject.kind, np.dtype(subject.kind.dtype)
     size = kind.nbytes // dtype.itemsize
-    (_, majority), *_ = _groups(marks)
+    majority, *_ = groups(marks).values()
     judge = majority[0]
     told: list[str] = []
-    groups = _groups({p: pack([marks[p], *found[p][:4]]) for p in marks if found[p][0]})
-    for _, odd in groups[:4]:
+    alike = [*groups({p: pack([marks[p], *found[p][:4]]) for p in marks if found[p][0]}).values()]
+    for odd in alike[:4]:
         count, first, here, there, largest = found[odd[0]]
         place = np.unravel_index(first, kind.shape)
         index = [int(i + o) for i, o in zip(place, subject.origin, strict=True)]
@@ -345,8 +337,8 @@ def _told(
             f" elements{'' if kind.key or largest is None else f' by up to {largest:.6g}'}, first at {index}:"
             f" {_two_values(here, there, dtype)} on process {judge}"
         )
-    if len(groups) > 4:
-        more = [p for _, odd in groups[4:] for p in odd]
+    if len(alike) > 4:
+        more = [p for odd in alike[4:] for p in odd]
         told.append(f"{name_processes(more)} differ in other ways")
     return f"{subject.label}: {'; '.join(told)}"
 

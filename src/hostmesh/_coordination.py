@@ -23,7 +23,7 @@ from ._errors import (
     StragglerError,
     build,
 )
-from ._verdict import Call, name_processes
+from ._verdict import Call, name_processes, site_of
 from ._watch import _marks
 
 _local = threading.local()
@@ -65,31 +65,26 @@ def channel(name: str) -> Generator[None]:
 def call_site() -> str:
     """File and line of the nearest caller outside hostmesh, such as `examples/train.py:41`."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame.f_back is not None and (_is_ours(module := _module_of(frame)) or _is_jax(module)):
+    while frame.f_back is not None and (_is_ours(frame) or _is_jax(frame)):
         frame = frame.f_back
-    # Hosts may have a program at different places: the last two parts of the path tell enough.
-    path = frame.f_code.co_filename.replace("\\", "/").split("/")
-    return f"{'/'.join(path[-2:])}:{frame.f_lineno}"
+    return site_of(frame.f_code.co_filename, frame.f_lineno)
 
 
 def is_called_by_us() -> bool:
     """Whether hostmesh itself called the function of JAX that calls the caller."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     for is_passed in (_is_ours, _is_jax):
-        while frame.f_back is not None and is_passed(_module_of(frame)):
+        while frame.f_back is not None and is_passed(frame):
             frame = frame.f_back
-    return _is_ours(_module_of(frame))
+    return _is_ours(frame)
 
 
-def _module_of(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
+def _is_jax(frame: FrameType) -> bool:
+    return _jax.is_jax(frame.f_code.co_filename)
 
 
-def _is_jax(module: str) -> bool:
-    return module.startswith("jax.")
-
-
-def _is_ours(module: str) -> bool:
+def _is_ours(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__", ""))
     callers = ("hostmesh.testing", "hostmesh._demo")
     return module == "contextlib" or (
         module.startswith("hostmesh.") and not module.startswith(callers)
@@ -204,7 +199,7 @@ def agree(
     members = members_of(processes, what)
     if _moments.fault is not None:
         with telling(what, processes=processes):
-            _moments.call(what)
+            _moments.fault.call(what)
     if len(members) == 1:
         return Agreement(members, (data or b"",))
     if moves:

@@ -54,12 +54,6 @@ def in_words() -> str:
     return "" if watcher is None else watcher.in_words()
 
 
-def call(what: str) -> None:
-    """A call is about to be agreed on."""
-    if fault is not None:
-        fault.call(what)
-
-
 def passed(name: str, tree: Tree) -> Tree:
     """A tree is passed to a collective."""
     return tree if fault is None else fault.passed(name, tree)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgpack
 
@@ -103,6 +104,33 @@ def told(calls: Mapping[Call, Sequence[int]], members: Sequence[int]) -> str:
             f"{name_processes(members[r] for r in ranks)}: {call.what} at {call.site}{failed}"
         )
     return "; ".join(parts)
+
+
+V = TypeVar("V", bound=Hashable)
+
+
+def groups(values: Mapping[int, V]) -> dict[V, list[int]]:
+    """The processes that have each value: the largest group first, then that of the lowest process.
+
+    >>> groups({0: "a", 1: "b", 2: "b"})
+    {'b': [1, 2], 'a': [0]}
+    """
+    found: dict[V, list[int]] = {}
+    for process in sorted(values):
+        found.setdefault(values[process], []).append(process)
+    return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[1])))
+
+
+def site_of(file: str, line: int) -> str:
+    """A line of a program, such as `examples/train.py:41`.
+
+    Hosts may have a program at different places: the last two parts of the path tell enough.
+
+    >>> site_of("/home/me/examples/train.py", 41)
+    'examples/train.py:41'
+    """
+    parts = file.replace("\\", "/").split("/")
+    return f"{'/'.join(parts[-2:])}:{line}"
 
 
 def name_processes(numbers: Iterable[int]) -> str:

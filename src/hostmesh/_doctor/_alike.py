@@ -5,9 +5,10 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
+from .._verdict import groups
 from . import _secrets
 from ._facts import Facts
-from ._finding import Finding, Severity, grouped, groups, outside_largest
+from ._finding import Finding, Severity, grouped, outside_largest
 
 _SHOWN = 12  # variables that get a finding each
 _LONGEST = 60  # characters of a value that are shown

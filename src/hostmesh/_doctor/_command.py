@@ -123,7 +123,7 @@ def _tell(files: tuple[str, ...]) -> None:
 def _join(timeout: float, progress: _Watched) -> None:
     place = expected()
     if place is not None and place.coordinator and not _jax.backends_started():
-        progress.show(place.process == 0, f"waiting for {place.processes} processes")
+        progress.show(place.process, f"waiting for {place.processes} processes")
         _rollcall.call(
             place.process,
             place.processes,
@@ -150,18 +150,18 @@ class _Watched:
 
     def __init__(self, timeout: float) -> None:
         self._limit = timeout + _BEYOND
-        self._start = time.monotonic()
+        self._progress = _examine.Progress()
         self._number = 0
         self._timer: threading.Timer | None = None
 
-    def show(self, shows: bool, what: str) -> None:
-        if shows:
-            click.echo(f"doctor, {time.monotonic() - self._start:4.1f} s: {what}", err=True)
+    def show(self, process: int, what: str) -> None:
+        if process == 0:
+            self._progress.show(what)
 
     def step(self, what: str) -> None:
         self.end()
         place = initialize()
-        self.show(place.process == 0, what)
+        self.show(place.process, what)
         self._number += 1
         if (store := _jax.store()) is not None:
             store.set_once(f"{_STEPS}{place.process}/{self._number:02}", what.encode())

@@ -54,21 +54,21 @@ def doctor(
     >>> hostmesh.doctor().status < 2
     True
     """
-    return examine(mesh, timeout, ignore, Progress(progress).step)
+    told = Progress()
+    shows = progress and initialize().process == 0
+    return examine(mesh, timeout, ignore, told.show if shows else lambda what: None)
 
 
 class Progress:
-    """A line on standard error of process 0 for each step."""
+    """A line on standard error for each step."""
 
-    def __init__(self, shows: bool) -> None:
-        self._shows = shows
+    def __init__(self) -> None:
         self._start = time.monotonic()
 
-    def step(self, what: str) -> None:
+    def show(self, what: str) -> None:
         """Says that a step begins."""
-        if self._shows and initialize().process == 0:
-            sys.stderr.write(f"doctor, {time.monotonic() - self._start:4.1f} s: {what}\n")
-            sys.stderr.flush()
+        sys.stderr.write(f"doctor, {time.monotonic() - self._start:4.1f} s: {what}\n")
+        sys.stderr.flush()
 
 
 def examine(

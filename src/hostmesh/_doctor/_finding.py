@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
-from .._verdict import name_processes
+from .._verdict import groups, name_processes
 
 Severity = Literal["note", "warning", "error"]
 
@@ -35,21 +35,6 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.what}. Do: {self.remedy}"
-
-
-V = TypeVar("V", bound=Hashable)
-
-
-def groups(values: Mapping[int, V]) -> dict[V, list[int]]:
-    """The processes that have each value, the largest group first.
-
-    >>> groups({0: "a", 1: "b", 2: "b"})
-    {'b': [1, 2], 'a': [0]}
-    """
-    found: dict[V, list[int]] = {}
-    for process in sorted(values):
-        found.setdefault(values[process], []).append(process)
-    return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[1])))
 
 
 def grouped(values: Mapping[int, Hashable]) -> str:

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .._verdict import name_processes
+from .._verdict import groups, name_processes
 from ._binding import hosts
 from ._facts import Facts
-from ._finding import Finding, groups, status_of
+from ._finding import Finding, status_of
 from ._measure import Figures
 from ._mesh import Axis
 from ._units import duration, rate, size

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from .. import _jax
+from .._verdict import groups, site_of
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OURS_TOO = (os.path.join(_PACKAGE, "testing", ""), os.path.join(_PACKAGE, "_demo"))
@@ -30,8 +31,8 @@ class Frame(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Its file's last two parts and its line: hosts may have a program at different places."""
-        return f"{'/'.join(self.file.replace(os.sep, '/').split('/')[-2:])}:{self.line}"
+        """Its file's last two parts and its line."""
+        return site_of(self.file, self.line)
 
 
 Stack = tuple[Frame, ...]
@@ -88,11 +89,8 @@ def grouped(stacks: Mapping[int, Stack]) -> list[tuple[tuple[int, ...], Stack]]:
     >>> [who for who, _ in grouped({0: a, 1: b, 2: a})]
     [(0, 2), (1,)]
     """
-    groups: dict[Stack, list[int]] = {}
-    for process, stack in sorted(stacks.items()):
-        groups.setdefault(users_part(stack), []).append(process)
-    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
-    return [(tuple(who), stack) for stack, who in ordered]
+    shown = {process: users_part(stack) for process, stack in stacks.items()}
+    return [(tuple(who), stack) for stack, who in groups(shown).items()]
 
 
 _DUMPED = re.compile(r'^ {2}File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')

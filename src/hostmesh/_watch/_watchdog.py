@@ -14,7 +14,9 @@ from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 from .. import _exit, _jax, _moments
+from .._cluster import WATCHDOG
 from .._errors import SpecError, build
+from .._verdict import site_of
 from . import _files, _marks, _report
 from ._beat import Beat
 from ._judge import Limits, Seen
@@ -22,7 +24,6 @@ from ._keeper import Keeper
 from ._record import Record
 from ._sample import Sampler
 
-VARIABLE = "HOSTMESH_WATCHDOG"
 _TOLD = 8  # processes whose whereabouts an error tells
 _numbers = itertools.count()
 
@@ -196,8 +197,7 @@ class Watchdog:
             trace = trace.tb_next
         at = ""
         if trace is not None:
-            path = trace.tb_frame.f_code.co_filename.replace("\\", "/").split("/")
-            at = f" at {'/'.join(path[-2:])}:{trace.tb_lineno}"
+            at = f" at {site_of(trace.tb_frame.f_code.co_filename, trace.tb_lineno)}"
         name = args.thread.name if args.thread else "?"
         words = f"thread {name!r} ended with {args.exc_type.__name__}: {args.exc_value}{at}"
         self._record.note("thread failed", words)
@@ -212,7 +212,7 @@ def running() -> Watchdog | None:
 
 def start_as_asked() -> None:
     """Starts one where the environment asks for it: `HOSTMESH_WATCHDOG=300`, or `300,raise`."""
-    given = os.environ.get(VARIABLE, "")
+    given = os.environ.get(WATCHDOG, "")
     if given in ("", "0") or _marks.watch is not None:
         return
     seconds, _, action = given.partition(",")
@@ -252,5 +252,5 @@ def _refusal(name: str, given: object, rule: str) -> SpecError:
         where=f"Watchdog({name}=)",
         given=repr(given),
         rule=rule,
-        advice=f"correct the argument, or the variable {VARIABLE}",
+        advice=f"correct the argument, or the variable {WATCHDOG}",
     )
