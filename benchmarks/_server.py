@@ -21,7 +21,10 @@ _PART = 64 * 1024
 
 
 class Server:
-    """Answers with ranges of `data`, or of `more` by the end of the path, after `delay` seconds each, at `rate` bytes a second in all."""
+    """Answers with ranges of `data`, or of what `more` has for the end of the path.
+
+    Each request takes `delay` seconds, and all together at most `rate` bytes a second.
+    """
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import hostmesh
+import processes
 from hostmesh import _hosts, _run
 from hostmesh._cluster import members
 
@@ -82,22 +83,9 @@ def test_a_name_on_loopback_is_told_on_all_hosts_before_the_time_out(tmp_path: P
     with _hosts.placed(3, 3) as homes:
         names = _hosts.FILES / homes[2].namespace / "hosts"
         names.write_text(names.read_text().replace(homes[2].address, "127.0.0.1"))
-        started = [
-            subprocess.Popen(
-                home.command([sys.executable, str(program)]),
-                env={**os.environ, **member.environment()},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for member, home in zip(members([1] * 3, host=homes[0].address), homes, strict=True)
-        ]
-        try:
+        places = members([1] * 3, host=homes[0].address)
+        with processes.started(program, places, homes) as started:
             outputs = [process.communicate(timeout=120)[0] for process in started]
-        finally:
-            for process in started:
-                process.kill()
-                process.wait()
     for process, output in zip(started, outputs, strict=True):
         assert process.returncode != 0, output  # 1, or JAX aborts it while it ends
         assert "ClusterError: hostmesh.initialize(): hostmesh run" in output

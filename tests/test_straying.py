@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -14,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import processes
 from hostmesh._cluster import members
 
 FOUR = pytest.mark.multiprocess(processes=4, devices=1)
@@ -314,24 +311,8 @@ else:
 def test_a_process_that_is_gone_or_stuck_is_named(stray: str, tmp_path: Any) -> None:
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(_PROGRAM.format(stray=stray)))
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            env={**os.environ, **member.environment()},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for member in members([1, 1, 1, 1])
-    ]
-    try:
+    with processes.started(script, members([1, 1, 1, 1])) as started:
         outputs = [process.communicate(timeout=60)[0] for process in started[:3]]
-    finally:
-        for process in started:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            if process.stdout:
-                process.stdout.close()
     for number, output in enumerate(outputs):
         assert "process 3 did not come within 3 s" in output, output
         assert "came: processes 0-2: barrier 'step' at" in output, output

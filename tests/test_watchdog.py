@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -16,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import processes
 from hostmesh._cluster import members
 from hostmesh._watch import _act, _files, _merge
 
@@ -52,17 +50,23 @@ def _line(mark: str) -> str:
     return f"test_watchdog.py:{1 + next(n for n, line in enumerate(text) if line.endswith(mark))}"
 
 
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """What watchdogs say, whose files lie in the test's folder."""
+    texts: list[str] = []
+    monkeypatch.setattr(_act, "say", texts.append)
+    monkeypatch.setenv(_files.FOLDER, str(tmp_path))
+    return texts
+
+
 @pytest.mark.private_names
 @FOUR
-def test_who_hangs_is_named_and_all_raise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_who_hangs_is_named_and_all_raise(said: list[str], tmp_path: Path) -> None:
     import jax
 
     import hostmesh as hm
 
     me = jax.process_index()
-    said: list[str] = []
-    monkeypatch.setattr(_act, "say", said.append)
-    monkeypatch.setenv(_files.FOLDER, str(tmp_path))
     for kind in ("loop", "lock", "read"):
         said.clear()
         with (
@@ -97,15 +101,12 @@ def test_who_hangs_is_named_and_all_raise(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 @pytest.mark.private_names
 @FOUR
-def test_a_report_alone_and_all_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_report_alone_and_all_go_on(said: list[str]) -> None:
     import jax
 
     import hostmesh as hm
 
     me = jax.process_index()
-    said: list[str] = []
-    monkeypatch.setattr(_act, "say", said.append)
-    monkeypatch.setenv(_files.FOLDER, str(tmp_path))
     with hm.Watchdog(timeout=1.0) as watchdog:
         for step in range(3):
             watchdog.step(step)
@@ -182,28 +183,6 @@ for step in range(10_000):
 """
 
 
-@contextlib.contextmanager
-def _started(script: Path, processes: int, **environment: str) -> Any:
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            env={**os.environ, **member.environment(), **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for member in members([1] * processes)
-    ]
-    try:
-        yield started
-    finally:
-        for process in started:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            if process.stdout:
-                process.stdout.close()
-
-
 @pytest.mark.private_names
 @pytest.mark.parametrize(
     ("process", "fault", "words", "statuses"),
@@ -221,7 +200,7 @@ def test_a_process_whose_threads_do_not_run(
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(_PROGRAM.format(process=process, fault=fault)))
     settings = {"HOSTMESH_WATCHDOG": "2,exit", _files.FOLDER: str(tmp_path)}
-    with _started(script, 3, **settings) as started:
+    with processes.started(script, members([1] * 3), **settings) as started:
         others = [one for number, one in enumerate(started) if number != process]
         output = "".join(one.communicate(timeout=60)[0] for one in others)
         started[process].send_signal(signal.SIGKILL)
