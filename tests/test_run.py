@@ -146,20 +146,32 @@ def test_lines_of_every_jax_run_are_shown_on_request_only(tmp_path: Path):
         "[Gloo] Rank 0 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3"
     )
     mixed = gloo.replace("Rank 0", "Rank [Gloo] Rank 0")
-    program = f"print({gloo!r}); print({mixed!r}); print('kept: ' + {gloo!r})"
-    assert run(tmp_path, program, devices=(1,))[1].decode() == f"[0] kept: {gloo}\n"
+    program = f"print({gloo!r}); print({mixed!r}); print('kept: [Gloo] Rank')"
+    assert run(tmp_path, program, devices=(1,))[1].decode() == "[0] kept: [Gloo] Rank\n"
     shown = run(tmp_path, program, devices=(1,), verbose=True)[1].decode()
-    assert shown.splitlines() == [f"[0] {gloo}", f"[0] {mixed}", f"[0] kept: {gloo}"]
+    assert shown.splitlines() == [f"[0] {gloo}", f"[0] {mixed}", "[0] kept: [Gloo] Rank"]
+
+
+def test_a_line_is_kept_where_such_a_line_comes_before_its_newline(tmp_path: Path):
+    """`print` writes the newline on its own where the output is not buffered."""
+    gloo = (
+        "[Gloo] Rank 0 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3"
+    )
+    program = f"print('86 86', end=''); print({gloo!r}); print(); print('end')"
+    assert run(tmp_path, program, devices=(1,))[1].decode() == "[0] 86 86\n[0] end\n"
 
 
 def test_what_was_torn_from_such_a_line_is_not_shown_either(tmp_path: Path):
     gloo = (
         "[Gloo] Rank 0 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3"
     )
-    lines = ["", gloo[:-1] + gloo, "3", "shown", "3", gloo + gloo, "", "", "end"]
-    program = f"for line in {lines}: print(line)"
+    touching = (
+        "[Gloo] Rank [Gloo] Rank 75 is connected to  is connected to 7 peer ranks.  peer ranks. "
+    )
+    lines = ["", gloo[:-1] + gloo, "3", "shown", "3", gloo + gloo, "", "", gloo[:-1], "8 3", "end"]
+    program = f"for line in {[*lines, '3', touching, '7', '6']}: print(line)"
     shown = run(tmp_path, program, devices=(1,))[1].decode().splitlines()
-    assert [line.strip() for line in shown] == ["[0]", "[0] shown", "[0] 3", "[0]", "[0] end"]
+    assert [line[4:] for line in shown] == ["", "shown", "3", "", "8 3", "end", "6"]
 
 
 def test_the_first_failure_in_time_is_blamed_and_not_those_that_follow(tmp_path: Path):

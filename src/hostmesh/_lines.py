@@ -20,10 +20,11 @@ _NOISE = re.compile(
     rb"|W.*preemption_notifier\.cc.*SIGTERM caught"
 )
 # Such a line has three numbers, each behind one of these. Where another thread's part comes between,
-# a number may be left over, for a line of its own; and the end of the line, too.
+# a number may be left over, for a line of its own; and the end of the line, too. As numbers of two
+# threads may touch, digits are counted: too many rather than hide what the program printed.
 _BEFORE_NUMBER = re.compile(rb"\[Gloo\] Rank | is connected to | peer ranks is : ")
-_NUMBER = re.compile(rb"\d+")
-_ALONE = re.compile(rb"\s*\d[\d\s]*$")
+_DIGIT = re.compile(rb"\d")
+_ALONE = re.compile(rb"\d+$")
 # Frames of a C++ stack: printed, but not among the last lines, which they would fill.
 _FRAME = re.compile(r"\s+@ +0x")
 
@@ -43,8 +44,12 @@ class Printer:
         self.prefixes = list(prefixes(processes, output.isatty() and "NO_COLOR" not in os.environ))
 
     def line(self, process: int, line: bytes) -> None:
-        if not self._verbose and self._is_noise(process, line):
-            return
+        if not self._verbose:
+            at = _noise_within(line)
+            if self._is_noise(process, line[at:]):
+                if not at:
+                    return
+                line = line[:at]
         text = line.decode(errors="replace").rstrip()
         if not _FRAME.match(text):
             self.last[process].append(text)
@@ -60,7 +65,7 @@ class Printer:
         found = bool(_NOISE.match(line) or (owed and _ALONE.match(line)))
         self._after_noise[process] = found
         if found:
-            owed += len(_BEFORE_NUMBER.findall(line)) - len(_NUMBER.findall(line))
+            owed += len(_BEFORE_NUMBER.findall(line)) - len(_DIGIT.findall(line))
             self._owed[process] = max(0, owed)
         return found or (after and not line.strip())
 
@@ -82,6 +87,12 @@ class Printer:
         self._output.write(b"".join(lines))
         self._output.flush()
         self._broken = False
+
+
+def _noise_within(line: bytes) -> int:
+    """Where it begins: `print` may have written a line and not yet its newline. Or 0."""
+    at = max(0, line.find(b"[Gloo]"))
+    return at if _NOISE.match(line, at) else 0
 
 
 def prefixes(processes: int, colour: bool) -> Iterator[bytes]:
