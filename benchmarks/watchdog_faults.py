@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hostmesh._cluster import members
+from hostmesh._hosts import placed
 
 # The line that each must be named with is marked HERE.
 KINDS = {
@@ -37,11 +38,15 @@ KINDS = {
     "exit": "os._exit(0)  # HERE",
     "swallowed": "reader(); fed.get()  # HERE",
     "skipped": "skipped = True  # HERE",
+    "cut": "link('down'); time.sleep(1000)  # HERE",
+    "mended": "link('down'); time.sleep({timeout} + 4); link('up')  # HERE",
 }
 # Of these only the last place that was known can be told.
-GONE = ("stop", "kill", "exit")
+GONE = ("stop", "kill", "exit", "cut", "mended")
+# On two hosts, which are network namespaces: the link of the second is cut, for good or for a while.
+LINK = ("cut", "mended")
 PROGRAM = """
-import ctypes, os, queue, signal, sys, threading, time
+import ctypes, os, queue, signal, subprocess, sys, threading, time
 import hostmesh as hm
 hm.initialize()
 import jax
@@ -54,6 +59,9 @@ def reader():
     thread = threading.Thread(target=read, name="reader")
     thread.start()
     thread.join()
+
+def link(state):
+    subprocess.run(["ip", "link", "set", "eth0", state], check=True)
 
 mesh = jax.make_mesh((jax.device_count(),), ("x",))
 plain = {plain}
@@ -111,35 +119,46 @@ def run(
     limit: float = 60.0,
 ) -> Outcome:
     """One run of one fault."""
+    if kind == "mended":
+        action = "report"
+    fault = KINDS[kind].format(timeout=timeout)
     program = textwrap.dedent(PROGRAM).format(
-        timeout=timeout, action=action, process=process, step=10, fault=KINDS[kind], plain=plain
+        timeout=timeout, action=action, process=process, step=10, fault=fault, plain=plain
     )
     mark = {"skipped": "# THERE"}.get(kind, "# HERE")
     place = 1 + next(n for n, line in enumerate(program.splitlines()) if mark in line)
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        placed(processes, 2 if kind in LINK else None) as hosts,
+    ):
         script = Path(folder, "train.py")
         script.write_text(program)
         began: list[float] = []
-        lines: list[tuple[float, str]] = []
+        lines: list[tuple[int, float, str]] = []
         started = [
             subprocess.Popen(
-                [sys.executable, "-u", str(script)],
+                host.command([sys.executable, "-u", str(script)]),
                 env={**os.environ, **member.environment(), "HOSTMESH_WATCHDOG_FOLDER": folder},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
             )
-            for member in members([1] * processes)
+            for member, host in zip(
+                members([1] * processes, host=hosts[0].address), hosts, strict=True
+            )
         ]
 
-        def follow(one: subprocess.Popen[str]) -> None:
+        def follow(number: int, one: subprocess.Popen[str]) -> None:
             assert one.stdout is not None
             for line in one.stdout:
                 if line.startswith("fault "):
                     began.append(float(line.split()[1]))
-                lines.append((time.time(), line))
+                lines.append((number, time.time(), line))
 
-        threads = [threading.Thread(target=follow, args=(one,), daemon=True) for one in started]
+        threads = [
+            threading.Thread(target=follow, args=numbered, daemon=True)
+            for numbered in enumerate(started)
+        ]
         for thread in threads:
             thread.start()
         ended = 0.0
@@ -151,7 +170,10 @@ def run(
             deadline = time.time() + limit
             while time.time() < deadline and any(one.poll() is None for one in awaited):
                 time.sleep(0.05)
-                if action == "report" and began and time.time() > began[0] + timeout + 6:
+                if kind == "mended":
+                    if any("after" in line and " go" in line for _, _, line in lines):
+                        break
+                elif action == "report" and began and time.time() > began[0] + timeout + 6:
                     break
             ended = time.time()
         finally:
@@ -161,20 +183,26 @@ def run(
                 one.wait()
             for thread in threads:
                 thread.join(3)
-    text = "".join(line for _, line in sorted(lines, key=lambda item: item[0]))
+    text = "".join(line for _, _, line in sorted(lines, key=lambda item: item[0]))
     start = began[0] if began else 0.0
     # A skipped collective of hostmesh is an error at once, without the watchdog.
     sign = r"hostmesh: watchdog: .*process|DivergenceError|rule: .*process"
-    told = [(at, line) for at, line in lines if re.search(sign, line)]
-    first = min((at for at, _ in told), default=float("inf"))
+    first = min((at for _, at, line in lines if re.search(sign, line)), default=float("inf"))
     joined = re.sub(r"\nhostmesh: {5,}", " ", text)  # sentences that go over several lines
     heads = [line for line in joined.splitlines() if re.search(sign, line)]
     if kind != "skipped":  # that error comes in several sentences
         heads = heads[:1]
-    named = any(re.search(rf"process {process}\b", head) for head in heads)
+    named = any(process in _processes(head) for head in heads)
     known = rf"process {process}: .*train\.py:" if kind in GONE else rf"train\.py:{place}\b"
     line = re.search(known, joined) is not None
     return Outcome(named, line, first - start, ended - start, statuses, text)
+
+
+def _processes(sentence: str) -> set[int]:
+    """Those that it names, such as "processes 2-3, 5"."""
+    listed = re.findall(r"process(?:es)? (\d[\d, -]*)", sentence)
+    runs = re.findall(r"(\d+)(?:-(\d+))?", " ".join(listed))
+    return {number for a, b in runs for number in range(int(a), int(b or a) + 1)}
 
 
 def main() -> None:

@@ -176,6 +176,9 @@ class Leader:
         }
         if expected - set(of_this) and time.monotonic() < known.began + _COLLECT:
             return False
+        now = judge(seen, self._limits)
+        if set(now.behind) > set(known.judged.behind):  # others of its host, a moment later
+            known.judged = now
         calls = {p: one.calls for p, one in of_this.items()}
         found = _report.Found(
             {p: one.stack for p, one in of_this.items() if one.stack},

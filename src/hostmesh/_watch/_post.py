@@ -157,6 +157,7 @@ class Post:
         if leader.is_collecting():
             while not leader.report(self._left(store, leader), self._kernel(leader)):
                 time.sleep(_POLL)
+                leader.beats.take(store.list(f"{self._folder}beats/"))
             self._publish(store, leader, beat, stopping)
         self._print(leader)
         if stopping and all(one.beat.phase == "left" for one in leader.beats.seen()):
