@@ -18,6 +18,7 @@ from .._topology import Topology
 from .._trees import Matched
 from ._html import fragment, page, title_of
 from ._known import plan_of
+from ._picture import counted
 from ._svg import svg
 from ._text import text
 
@@ -38,7 +39,7 @@ class Drawn:
 class Picture:
     """What `hostmesh.draw` returns: `str()` of it is the text, the SVG or the HTML.
 
-    A notebook shows it by itself. `style` is that of `draw`, with `"text"` for `"auto"`.
+    A notebook shows it by itself, in the `style` that was asked for.
 
     >>> import hostmesh
     >>> topology = hostmesh.Topology.build({"x": 2}, processes=2)
@@ -48,7 +49,7 @@ class Picture:
     """
 
     arrays: tuple[Drawn, ...]
-    style: Literal["text", "svg", "html"]
+    style: Style
 
     def text(self, width: int = 80) -> Text:
         """In lines of at most `width`, with the colours of a terminal."""
@@ -75,25 +76,29 @@ class Picture:
             raise build(
                 SpecError,
                 where="Picture.save",
-                given=f"{str(path)!r} for {self!r}",
+                given=f"{str(path)!r} for {counted(len(self.arrays), 'array')}",
                 rule="a file is .svg of one array, .html or .txt",
                 advice="change the ending: .html takes any number of arrays",
             )
         path.write_text(whole, "utf-8")
 
     def __str__(self) -> str:
-        if self.style == "text":
+        if self.style in ("auto", "text"):
             return self.text().plain
         return "".join(self.svgs()) if self.style == "svg" else self.html()
 
     def __repr__(self) -> str:
-        return f"Picture({len(self.arrays)} array{'' if len(self.arrays) == 1 else 's'})"
+        return (
+            str(self) if self.style == "text" else f"Picture({counted(len(self.arrays), 'array')})"
+        )
 
+    # None where a notebook is to show the other.
     def _repr_svg_(self) -> str | None:
-        return self.svgs()[0] if len(self.arrays) == 1 else None
+        return self.svgs()[0] if self.style in ("auto", "svg") and len(self.arrays) == 1 else None
 
-    def _repr_html_(self) -> str:
-        return self.html()
+    def _repr_html_(self) -> str | None:
+        alone = self.style in ("auto", "svg") and len(self.arrays) == 1
+        return None if alone or self.style == "text" else self.html()
 
 
 def draw(
@@ -117,7 +122,7 @@ def draw(
         `shard_map` it is what the block was cut by. A `Topology` serves as mesh.
       process: shows also what this process passes to `to_global`, and what it does not hold.
       style: `"auto"` prints in a terminal, in its colours, and shows SVG in a notebook, where the
-        picture is the last value of a cell. The others print nothing.
+        picture is the last value of a cell (HTML for several arrays). The others print nothing.
 
     Returns:
       A `Picture`: `str()` of it is in the style that was asked for, and `save` writes a file.
@@ -165,7 +170,7 @@ def draw(
         path = matched.path(len(arrays))
         where = f"{f'leaf {path}' if path else 'value'} on process {_jax.place()[0]} (draw)"
         raise at(error, where) from error.__cause__
-    picture = Picture(tuple(arrays), "text" if style == "auto" else style)
+    picture = Picture(tuple(arrays), style)
     if style == "auto":
         console = Console(highlight=False)
         if not console.is_jupyter:

@@ -31,7 +31,7 @@ _LADDER = (
 _CHARACTER, _PROSE = 7.3, 6.7  # widths of a character, in pixels
 _STRIP, _SHEET, _GAP = 20, 24, 6  # what is seen of a sheet below others, a sheet, between cells
 _WIDEST, _NARROWEST = 1100, 320  # sections side by side; the notes of one
-_LEGEND, _SPOKEN = 16, 48  # processes in the legend, cells in the alternative text
+_LEGEND, _SPOKEN = 16, 16  # processes in the legend, cells of a section in the alternative text
 
 _LIGHT = (
     ".hm .bg{fill:#fff;stroke:none}.hm text{fill:#1b1f24}.hm .n{fill:#57606a}"
@@ -222,18 +222,16 @@ def _sheet(kind: str, words: str, x: int, y: int, width: int, height: int, mark:
 
 def _spoken(sections: Sequence[Section]) -> Iterator[str]:
     """The picture in words, for those who do not see it."""
-    left = _SPOKEN
     for section in sections:
         yield f"{section.title}: {section.note}."
-        for panel in section.panels:
-            for (r, c), cell in panel.cells.items():
-                if left > 0:
-                    names = (panel.title, panel.rows[r].label, panel.columns[c].label)
-                    place = ", ".join(filter(None, names)) or "All"
-                    yield f"{place}: {', '.join(words for _, words in _labels(cell))}."
-                left -= 1
-    if left < 0:
-        yield f"And {counted(-left, 'more cell')}."
+        cells = [(panel, at) for panel in section.panels for at in panel.cells]
+        for panel, (r, c) in cells[:_SPOKEN]:
+            row = f"{section.row_name} {panel.rows[r].label}".strip()
+            column = f"{section.column_name} {panel.columns[c].label}".strip()
+            place = ", ".join(filter(None, (panel.title, row, column))) or "all"
+            yield f"{place}: {', '.join(words for _, words in _labels(panel.cells[r, c]))}."
+        if len(cells) > _SPOKEN:
+            yield f"And {counted(len(cells) - _SPOKEN, 'more cell')}."
 
 
 def _flow(blocks: Sequence[_Block], most: float, gap: int) -> _Block:
