@@ -140,7 +140,7 @@ def draw(
     2 devices of 2 processes; dN is the device at place N of the mesh, pN its
     process
       x →
-        0       1
+         0       1
      ┌───────┬───────┐
      │ p0 d0 │ p1 d1 │
      └───────┴───────┘
@@ -148,7 +148,7 @@ def draw(
     Global array (8,)
     cut by P('x') in 2 chunks of shape (4,); each chunk is on one device
       dim 0 (x) →
-       0:4     4:8
+        0:4     4:8
      ┌───────┬───────┐
      │ p0 d0 │ p1 d1 │
      └───────┴───────┘
