@@ -28,7 +28,7 @@ _LADDER = (
     Limits(2, 6, 6, 3, 2),
     Limits(1, 3, 3, 2, 1),
 )
-_CHARACTER, _PROSE = 7.3, 6.7  # widths of a character, in pixels
+_CHARACTER, _WIDTHS = 7.3, {"n": 6.7, "t": 8.0, "h": 9.4}  # of labels; of prose, by its class
 _STRIP, _SHEET, _GAP = 20, 24, 6  # what is seen of a sheet below others, a sheet, between cells
 _WIDEST, _NARROWEST = 1100, 320  # sections side by side; the notes of one
 _LEGEND, _SPOKEN = 16, 16  # processes in the legend, cells of a section in the alternative text
@@ -95,7 +95,7 @@ def _drawn(plan: Plan, name: str, limits: Limits) -> str:
     below = _flow(blocks, _WIDEST, 48)
     width = max(below.width, 480)
     parts = [
-        *(_text(line, 0, 0, "h", _PROSE * 1.4) for line in _wrapped(title, width, _PROSE * 1.4)),
+        _lines(title, "h", width),
         _flow(list(_legend(plan, sections, mark)), width, 16),
         below,
     ]
@@ -121,32 +121,31 @@ def _legend(plan: Plan, sections: Sequence[Section], mark: str) -> Iterator[_Blo
     processes = plan.topology.processes
     for process in processes[:_LEGEND]:
         sheet = _sheet(f"p{number_of(process)}", f"p{process}", 0, 0, 44, _SHEET)
-        yield _Block(124, _SHEET, f"{sheet}{_at(f'process {process}', 52, 16, 'n')}")
+        yield _signed(sheet, f"process {process}")
     if len(processes) > _LEGEND:
         more = f"and {counted(len(processes) - _LEGEND, 'more process', 'more processes')}"
-        yield _text(f"{more}; colours repeat after {len(COLOURS)}: read the numbers", 0, 4, "n")
+        yield _signed("", f"{more}; colours repeat after {len(COLOURS)}: read the numbers", 0)
     cells = [cell for section in sections[1:] for p in section.panels for cell in p.cells.values()]
     if any(len(list(_labels(cell))) > 1 for cell in cells):
         stack = "".join(_sheet("more", "", 6 * k, 6 * k, 30, 11) for k in range(3))
-        words = "sheets in a stack: devices that hold equal copies"
-        yield _Block(52 + _PROSE * len(words), _SHEET, stack + _at(words, 52, 16, "n"))
+        yield _signed(stack, "sheets in a stack: devices that hold equal copies")
     if any(cell.hole for cell in cells):
-        words = "hatched: on none of the process's devices, not read"
         hole = _sheet("hole", "", 0, 0, 44, _SHEET, mark)
-        yield _Block(52 + _PROSE * len(words), _SHEET, hole + _at(words, 52, 16, "n"))
+        yield _signed(hole, "hatched: on none of the process's devices, not read")
+
+
+def _signed(sign: str, words: str, left: int = 52) -> _Block:
+    wide = left + _WIDTHS["n"] * cell_len(words)
+    return _Block(wide, _SHEET, sign + _at(words, left, 16, "n"))
 
 
 def _section(section: Section, mark: str) -> _Block:
     panels = [_panel(p, section.row_name, section.column_name, mark) for p in section.panels]
     grids = _flow(panels, _WIDEST, 28)
     width = max(grids.width, _NARROWEST)
-    lines = [
-        *(_text(line, 0, 0, "t", _PROSE * 1.2) for line in _wrapped(section.title, width, 8)),
-        *(_text(line, 0, 0, "n") for line in _wrapped(section.note, width, _PROSE)),
-    ]
-    head = _beneath(lines, 1)
+    head = _beneath([_lines(section.title, "t", width), _lines(section.note, "n", width)], 1)
     after = f"and {counted(section.left_out, 'more panel')} like these"
-    tail = [_text(after, 0, 0, "n")] if section.left_out else []
+    tail = [_lines(after, "n", width)] if section.left_out else []
     whole = _beneath([head, grids, *tail], 10)
     return _Block(whole.width, whole.height, f'<g class="section">{whole.body}</g>')
 
@@ -260,10 +259,6 @@ def _moved(block: _Block, x: float, y: float) -> str:
     return f'<g transform="translate({round(x)} {round(y)})">{block.body}</g>'
 
 
-def _text(words: str, x: int, y: int, kind: str, width: float = _PROSE) -> _Block:
-    return _Block(width * cell_len(words), 17 if kind == "n" else 20, _at(words, x, y + 12, kind))
-
-
 def _at(words: str, x: float, y: float, kind: str) -> str:
     return f'<text class="{kind}" x="{round(x)}" y="{round(y)}">{_xml(words)}</text>'
 
@@ -272,15 +267,19 @@ def _wide(words: str) -> float:
     return _CHARACTER * cell_len(words)
 
 
-def _wrapped(words: str, width: float, character: float) -> Iterator[str]:
-    line = ""
+def _lines(words: str, kind: str, most: float) -> _Block:
+    """Prose in lines of at most `most`, as wide as its characters are taken to be."""
+    lines = [""]
     for word in words.split(" "):
-        if line and character * cell_len(f"{line} {word}") > width:
-            yield line
-            line = word
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if lines[-1] and _WIDTHS[kind] * cell_len(longer) > most:
+            lines.append(word)
         else:
-            line = f"{line} {word}" if line else word
-    yield line
+            lines[-1] = longer
+    high = 18 if kind == "n" else 21
+    wide = max(_WIDTHS[kind] * cell_len(line) for line in lines)
+    body = "".join(_at(line, 0, high * k + 12, kind) for k, line in enumerate(lines))
+    return _Block(wide, high * len(lines), body)
 
 
 def _xml(words: str) -> str:
