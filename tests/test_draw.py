@@ -145,17 +145,20 @@ def test_while_jax_traces() -> None:
     for mesh, array in ((auto, on_auto), (explicit, on_explicit)):
         mapped = jax.shard_map(drawing(mesh, spec), mesh=mesh, in_specs=spec, out_specs=spec)
         jax.jit(mapped)(array)  # of a block, of shape (2, 3)
+    sharding = NamedSharding(auto, spec)
+    mapped = jax.shard_map(drawing(None, sharding), mesh=auto, in_specs=spec, out_specs=spec)
+    jax.jit(mapped)(on_auto)
     jax.eval_shape(drawing(), on_explicit)
     jax.grad(lambda x: drawing(auto, spec)(x).sum())(on_auto)
     assert pictures == [expected] * len(pictures)
-    assert (len(pictures), errors) == (6, [])
+    assert (len(pictures), errors) == (7, [])
 
     jax.jit(drawing())(on_auto)
     jax.jit(jax.shard_map(drawing(), mesh=auto, in_specs=spec, out_specs=spec))(on_auto)
     not_known, block = errors
     assert "array of shape (8, 6), traced with Auto mesh axes ['x', 'y']" in not_known
     assert "array of shape (2, 3), traced by shard_map over mesh axes ['x', 'y']" in block
-    assert len(pictures) == 6
+    assert len(pictures) == 7
 
 
 def mesh_of_one_process(axis_type: AxisType) -> Mesh:

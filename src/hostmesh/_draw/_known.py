@@ -48,14 +48,15 @@ def plan_of(x: Any, mesh: Mesh | Topology | None, spec: Any, process: int | None
         )
     kind = _type_of(x)
     sharding = getattr(kind, "sharding", None)
-    if isinstance(spec, NamedSharding):
-        sharding, spec = spec, spec.spec
+    own = sharding.mesh if isinstance(sharding, NamedSharding) else None
     if spec is None:
         sharding = _checked(kind, sharding)
         topology = _topology(mesh, sharding.mesh)
         return plan(topology, sharding.spec, global_shape=kind.shape, process=process)
-    own = sharding.mesh if isinstance(sharding, NamedSharding) else None
-    topology = _topology(mesh, own)
+    if isinstance(spec, NamedSharding):
+        topology, spec = _topology(mesh, spec.mesh), spec.spec
+    else:
+        topology = _topology(mesh, own)
     return plan(topology, spec, global_shape=_whole(kind, own, topology, spec), process=process)
 
 
