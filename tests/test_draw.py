@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,13 @@ def test_a_terminal_is_printed_to_and_a_notebook_shows(capsys: pytest.CaptureFix
     words = hm.draw(plan, style="text")
     assert (words._repr_svg_(), words._repr_html_()) == (None, None)
     assert repr(words) == str(words)
+
+
+def test_a_terminal_without_unicode(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(stream, "ascii", write_through=True))
+    hm.draw(hm.plan(TOPOLOGY, P("data"), global_shape=(64, 128)))
+    assert b"| p0 d0 | p1 d1 |" in stream.getvalue()
 
 
 def test_a_tree_has_a_picture_for_each_leaf_by_its_path() -> None:

@@ -51,9 +51,10 @@ class Picture:
     arrays: tuple[Drawn, ...]
     style: Style
 
-    def text(self, width: int = 80) -> Text:
+    def text(self, width: int = 80, *, ascii_only: bool = False) -> Text:
         """In lines of at most `width`, with the colours of a terminal."""
-        return Text("\n\n").join(text(a.plan, width, name=a.name) for a in self.arrays)
+        drawn = (text(a.plan, width, name=a.name, ascii_only=ascii_only) for a in self.arrays)
+        return Text("\n\n").join(drawn)
 
     def svgs(self) -> tuple[str, ...]:
         """One SVG for each array."""
@@ -174,7 +175,8 @@ def draw(
     if style == "auto":
         console = Console(highlight=False)
         if not console.is_jupyter:
-            console.print(picture.text(console.width), soft_wrap=True)
+            plain = not console.encoding.startswith("utf")
+            console.print(picture.text(console.width, ascii_only=plain), soft_wrap=True)
     return picture
 
 

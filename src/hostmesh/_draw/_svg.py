@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
+from html import escape
 
 from rich.cells import cell_len
 
@@ -285,4 +285,4 @@ def _lines(words: str, kind: str, most: float) -> _Block:
 def _xml(words: str) -> str:
     """Escaped, without the characters that XML has no way to write."""
     allowed = "\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff"
-    return escape(re.sub(f"[^{allowed}]", "\ufffd", words))
+    return escape(re.sub(f"[^{allowed}]", "\ufffd", words), quote=False)
