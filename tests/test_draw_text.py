@@ -8,15 +8,17 @@ import re
 from hypothesis import HealthCheck, given, settings
 
 import hostmesh as hm
+import oracle
 from hostmesh._draw._text import text
 from test_plan import Case, cases
 
-Box = tuple[tuple[int, int], ...]
+# (process, device) pairs by the labels of panel, row and column.
+Cells = dict[tuple[str, ...], set[tuple[int, int]]]
 
 
-def parsed(section: str, rank: int) -> dict[tuple[str, ...], set[tuple[int, int]]]:
+def parsed(section: str, rank: int) -> Cells:
     """(process, device) pairs of each cell of a section, by the labels of its panel, row, column."""
-    found: dict[tuple[str, ...], set[tuple[int, int]]] = {}
+    found: Cells = {}
     leading: list[str] = []
     columns: list[str] = []
     row, before = "", ""
@@ -42,6 +44,36 @@ def split(line: str) -> list[str]:
     return re.split(r", (?=dim |[a-d] )", line[:-1])
 
 
+def expected(layout: oracle.Layout, shape: tuple[int, ...], process: int) -> tuple[Cells, ...]:
+    """What `parsed` must find in the mesh, in the array and in what a process passes."""
+    mesh: Cells = {
+        tuple(map(str, at)): {(int(layout.owners[at]), position)}
+        for position, at in layout.devices()
+    }
+    shard = [size // n for size, n in zip(shape, layout.counts, strict=True)]
+
+    def place(number: int, size: int) -> str:
+        return f"{number * size}:{number * size + size}"
+
+    array: Cells = {}
+    for position, at in layout.devices():
+        label = tuple(map(place, layout.chunk(at), shard))
+        array.setdefault(label, set()).add((int(layout.owners[at]), position))
+    held = layout.held(process)
+    local: Cells = {}
+    for ranks in itertools.product(*(range(len(numbers)) for numbers in held)):
+        chunk = tuple(numbers[k] for numbers, k in zip(held, ranks, strict=True))
+        label = tuple(
+            f"{place(k, s)} = {place(c, s)}" for k, c, s in zip(ranks, chunk, shard, strict=True)
+        )
+        local.setdefault(label, set()).update(
+            (process, position)
+            for position, at in layout.devices(process)
+            if layout.chunk(at) == chunk
+        )
+    return mesh, array, local
+
+
 @settings(
     max_examples=3000,
     deadline=None,
@@ -55,36 +87,11 @@ def test_labels_of_random_layouts(case: Case) -> None:
     plan = hm.plan(case.topology, case.spec, global_shape=case.shape, process=process)
     whole = text(plan, ladder=False).plain
     mesh, array, local = re.split(r"\n\n(?=Global array|Process \d)", whole)
-    devices = layout.devices()
 
-    assert parsed(mesh, len(layout.axes)) == {
-        tuple(map(str, at)): {(int(layout.owners[at]), position)} for position, at in devices
-    }
-
-    shard = [size // n for size, n in zip(case.shape, layout.counts, strict=True)]
-
-    def place(number: int, size: int) -> str:
-        return f"{number * size}:{number * size + size}"
-
-    expected: dict[tuple[str, ...], set[tuple[int, int]]] = {}
-    for position, at in devices:
-        label = tuple(map(place, layout.chunk(at), shard))
-        expected.setdefault(label, set()).add((int(layout.owners[at]), position))
-    assert parsed(array, rank) == expected
-
-    held = layout.held(process)
-    expected = {}
-    for ranks in itertools.product(*(range(len(numbers)) for numbers in held)):
-        chunk = tuple(numbers[k] for numbers, k in zip(held, ranks, strict=True))
-        label = tuple(
-            f"{place(k, s)} = {place(c, s)}" for k, c, s in zip(ranks, chunk, shard, strict=True)
-        )
-        expected.setdefault(label, set()).update(
-            (process, position)
-            for position, at in layout.devices(process)
-            if layout.chunk(at) == chunk
-        )
-    assert parsed(local, rank) == expected
+    of_mesh, of_array, of_local = expected(layout, case.shape, process)
+    assert parsed(mesh, len(layout.axes)) == of_mesh
+    assert parsed(array, rank) == of_array
+    assert parsed(local, rank) == of_local
     assert local.count("░") > 0 if plan.missing() else "░" not in local
 
 

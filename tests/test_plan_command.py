@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -59,6 +61,7 @@ def test_numbers_for_programs(tmp_path: Path) -> None:
         ({"dtype": "float7"}, "given: 'float7'"),
         ({"process": "4"}, "with --processes 4 they are numbered 0 to 3"),
         ({"order": "nowhere"}, "'nowhere': "),
+        ({"svg": "no/such/folder.svg"}, "'no/such/folder.svg': No such file"),
     ],
 )
 def test_what_cannot_be_is_refused_in_four_parts(changes: dict[str, str], words: str) -> None:
@@ -94,3 +97,20 @@ def test_the_documented_picture_is_what_is_drawn() -> None:
     command, _, shown = block.partition("\n")
     result = CliRunner().invoke(_cli.main, command.split()[2:])
     assert result.output.rstrip() == shown
+
+
+def test_the_documented_svgs_are_what_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docs = Path(__file__).resolve().parent.parent / "docs"
+    lines = (docs / "pictures.md").read_text("utf-8").splitlines()
+    commands = [
+        shlex.split(line) for line in lines if re.match(r"\$ hostmesh plan .* --svg ", line)
+    ]
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        assert CliRunner().invoke(_cli.main, command[2:]).exit_code == 0
+    drawn = {path.name: path.read_text("utf-8") for path in tmp_path.iterdir()}
+    stored = {path.name: path.read_text("utf-8") for path in (docs / "pictures").glob("*.svg")}
+    assert drawn == stored
+    assert len(stored) == 2

@@ -21,6 +21,8 @@ from ._decisions import together as together
 from ._doctor._diagnosis import Diagnosis as Diagnosis
 from ._doctor._examine import doctor as doctor
 from ._doctor._finding import Finding as Finding
+from ._draw._show import Picture as Picture
+from ._draw._show import draw as draw
 from ._errors import ClusterError as ClusterError
 from ._errors import DivergenceError as DivergenceError
 from ._errors import FeedError as FeedError

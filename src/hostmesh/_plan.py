@@ -166,6 +166,16 @@ class Plan:
         """Bytes on all devices of a process together."""
         return self.device_nbytes(dtype) * len(self._share(process).positions)
 
+    def _repr_svg_(self) -> str:
+        from ._draw._svg import svg  # pictures are above planning
+
+        return svg(self)
+
+    def _repr_html_(self) -> str:
+        from ._draw._html import fragment
+
+        return fragment(self)
+
     def _known(self, chunk: Chunk, numbers: Iterable[Collection[int]]) -> None:
         choices = tuple(numbers)
         if len(chunk) != len(choices) or any(

@@ -17,8 +17,9 @@ import numpy as np
 from rich.console import Console
 
 from ._draw._picture import counted, spec_in_words
+from ._draw._svg import svg
 from ._draw._text import text
-from ._errors import HostmeshError, ShapeError, SpecError, build
+from ._errors import HostmeshError, ShapeError, SpecError, StorageError, build
 from ._plan import Plan, plan
 from ._topology import Topology
 
@@ -40,6 +41,7 @@ _SHOWN = 6
 @click.option("--shape", required=True, metavar="SIZE,...", help="Shape of the global array.")
 @click.option("--dtype", default="float32", show_default=True)
 @click.option("--process", type=click.IntRange(min=0), help="Show what this process passes.")
+@click.option("--svg", "svg_file", metavar="FILE", help="Write the picture as SVG to a file.")
 @click.option("--json", "as_json", is_flag=True, help="The numbers, for programs.")
 @click.option("--plain", is_flag=True, help="No colour, ASCII only.")
 def command(
@@ -50,6 +52,7 @@ def command(
     shape: str,
     dtype: str,
     process: int | None,
+    svg_file: str | None,
     as_json: bool,
     plain: bool,
 ) -> None:
@@ -74,6 +77,8 @@ def command(
     except HostmeshError as error:
         click.echo(f"hostmesh plan: {error}", err=True)
         sys.exit(2)
+    if svg_file is not None:
+        _write(svg_file, svg(planned, name=str(kind)))
     facts = _facts(planned, kind, processes, order)
     if as_json:
         click.echo(json.dumps(facts, indent=1))
@@ -169,6 +174,21 @@ def _owners(path: str) -> Any:
             rule="it is block, interleaved, or a file with a JSON list of process numbers",
             advice="write a file such as [0, 1, 1, 0]: the process of each device, row-major",
         ) from None
+
+
+def _write(path: str, picture: str) -> None:
+    try:
+        Path(path).write_text(picture, "utf-8")
+    except OSError as error:
+        refused = build(
+            StorageError,
+            where="--svg",
+            given=f"{path!r}: {error.strerror or error}",
+            rule="the picture is written to a new file, or in place of an old one",
+            advice="name a file in a folder that is there and can be written",
+        )
+        click.echo(f"hostmesh plan: {refused}", err=True)
+        sys.exit(2)
 
 
 def _facts(planned: Plan, kind: np.dtype[Any], processes: int, order: str) -> dict[str, Any]:

@@ -30,6 +30,9 @@ class Limits:
     devices: int
 
 
+UNLIMITED = Limits(*[1 << 30] * 5)
+
+
 @dataclass(frozen=True)
 class Stack:
     """Devices of one process in a cell, and how many of its devices are left out."""
@@ -81,6 +84,17 @@ class Section:
     left_out: int
 
 
+def sections_of(plan: Plan, name: str = "") -> list[Callable[[Limits], Section]]:
+    """What makes the sections of a plan: its mesh, its array, and what its process passes."""
+    makers: list[Callable[[Limits], Section]] = [
+        lambda limits: mesh_section(plan, limits),
+        lambda limits: array_section(plan, limits, name),
+    ]
+    if plan.process is not None and plan.topology.holds(plan.process):
+        makers.append(lambda limits: local_section(plan, limits, name))
+    return makers
+
+
 def mesh_section(plan: Plan, limits: Limits) -> Section:
     """The devices where they stand in the mesh."""
     topology = plan.topology
@@ -116,6 +130,9 @@ def array_section(plan: Plan, limits: Limits, name: str = "") -> Section:
 
     copies = groups.shape[1]
     note = f"cut by {spec_in_words(plan)} in {_by(plan.chunk_counts)} of shape {plan.shard_shape}"
+    for i, axes in enumerate(plan.axes):
+        if len(axes) > 1:
+            note += f"; dim {i} by {axes[0]}, " + ", ".join(f"each part by {a}" for a in axes[1:])
     held = "one device" if copies == 1 else f"{copies} devices, which hold equal copies"
     return _section(
         f"Global array{' ' + name if name else ''} {plan.global_shape}",

@@ -8,17 +8,7 @@ from rich.text import Text
 
 from .._plan import Plan
 from ._palette import COLOURS, number_of
-from ._picture import (
-    Cell,
-    Limits,
-    Panel,
-    Section,
-    Slot,
-    array_section,
-    counted,
-    local_section,
-    mesh_section,
-)
+from ._picture import UNLIMITED, Cell, Limits, Panel, Section, Slot, counted, sections_of
 
 # From the fullest to the narrowest: the first that fits a width is taken.
 _LADDER = [
@@ -40,14 +30,8 @@ def text(
 
     Labels that are longer than that make longer lines. Without `ladder` nothing is left out.
     """
-    makers: list[Callable[[Limits], Section]] = [
-        lambda limits: mesh_section(plan, limits),
-        lambda limits: array_section(plan, limits, name),
-    ]
-    if plan.process is not None and plan.topology.holds(plan.process):
-        makers.append(lambda limits: local_section(plan, limits, name))
-    rungs = _LADDER if ladder else [Limits(*[1 << 30] * 5)]
-    parts = [_fitted(make, rungs, width) for make in makers]
+    rungs = _LADDER if ladder else [UNLIMITED]
+    parts = [_fitted(make, rungs, width) for make in sections_of(plan, name)]
     whole = Text("\n\n").join(parts)
     return _in_ascii(whole) if ascii_only else whole
 
