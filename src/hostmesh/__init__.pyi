@@ -34,6 +34,7 @@ from ._evaluate import evaluate as evaluate
 from ._evaluate import gather_valid as gather_valid
 from ._exchange import exchange as exchange
 from ._exchange import scatter as scatter
+from ._explain import explain as explain
 from ._feed._feeder import Feeder as Feeder
 from ._feed._feeder import Padded as Padded
 from ._feed._ragged import Ragged as Ragged

@@ -24,6 +24,7 @@ from typing import Any
 
 from . import _jax
 from ._cluster import FAILURES, member_from_environment
+from ._explain import annotate
 
 _END = "hostmesh/end"
 _COUNT = "hostmesh/count"  # of the processes that came to their end
@@ -72,6 +73,7 @@ def arrange(shutdown_timeout: float) -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        annotate(error)
         end.fail(kind, error, trace)
         previous(kind, error, trace)
 

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .._explain import annotate
 from ._state import State
 from ._worker import DONE, Answer, call, error_text, reply, serve
 
 if TYPE_CHECKING:
     import warnings
+    from collections.abc import Generator
     from multiprocessing.connection import Connection
 
 NAME = "hostmesh-worker"
@@ -86,6 +88,14 @@ class Runner:
         reply(self._connection, DONE)
         serve(self._connection, {"call": call, "collect": collect, "test": test})
         return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Generator[None, object, object]:
+        try:
+            return (yield)
+        except Exception as error:
+            annotate(error)
+            raise
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         self._items[item.nodeid] = item

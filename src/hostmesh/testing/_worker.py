@@ -100,6 +100,9 @@ def call(payload: bytes) -> Answer:
 
 def error_text(error: BaseException) -> str:
     """The traceback, from where the task's own code begins."""
+    from .._explain import annotate
+
+    annotate(error)
     frames = error.__traceback__
     while frames is not None and MACHINERY.search(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
