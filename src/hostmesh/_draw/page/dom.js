@@ -94,10 +94,11 @@ const dom = (() => {
           }),
         ),
       );
-      const corner = [rowName && `${rowName} ↓`, columnName && `${columnName} →`].filter(Boolean).join("  ");
+      const corner = [rowName && `${rowName} ↓`, columnName && `${columnName} →`].filter(Boolean).join("\n");
       const head = el(
         "tr",
         {},
+        // A label that is empty is no heading.
         el(corner ? "th" : "td", corner ? { scope: "col" } : {}, corner),
         columns.map(({ label }) => el(label ? "th" : "td", label ? { scope: "col" } : {}, label)),
       );

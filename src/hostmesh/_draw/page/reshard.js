@@ -8,6 +8,7 @@ const reshard = (() => {
   const MOST_CELLS = 256;
   const MOST_MAPS = 16;
   const LISTED = 12;
+  const LINKS = 8;
 
   // Everything about one change of layout; `step` 0 is before, the last one after.
   function planned(old, made, itemsize) {
@@ -39,10 +40,17 @@ const reshard = (() => {
       const chunkIn = (made) => made.flat(box.map(([a], i) => Math.floor(a / made.shardShape[i])));
       return { box, ...look(plan, process, step, before.has(chunkIn(plan.old)), after.has(chunkIn(plan.made)), arrivals.get(index(box))) };
     });
+    const side = (i, k) => `${plan.edges[i][k]}:${plan.edges[i][k + 1]}`;
+    const rank = counts.length;
+    const head = rank
+      ? el("thead", {}, el("tr", {}, el("td"), Array.from({ length: columns }, (_, k) => el("th", { scope: "col" }, side(rank - 1, k)))))
+      : null;
+    const rowLabel = (r) => planning.digits(r, counts.slice(0, -1)).map((k, i) => side(i, k)).join(", ");
     const rows = Array.from({ length: cells.length / columns }, (_, r) =>
-      el("tr", {}, cells.slice(r * columns, (r + 1) * columns).map(({ box, name, text }) =>
+      el("tr", {}, rowLabel(r) ? el("th", { scope: "row" }, rowLabel(r)) : el("td", { class: "none" }), cells.slice(r * columns, (r + 1) * columns).map(({ box, name, text }) =>
         el("td", { class: name, title: `x${index(box)}` }, text))));
-    return el("table", { class: "map" }, el("caption", {}, `process ${process}`), el("tbody", {}, rows));
+    const parts = [el("caption", {}, `process ${process}`), head, el("tbody", {}, rows)];
+    return el("table", { class: "map" }, parts);
   }
 
   function look(plan, process, step, had, needs, arrival) {
@@ -67,8 +75,10 @@ const reshard = (() => {
     const total = plan.rounds.length;
     if (step === 0) return `Before: ${planning.specWords(plan.old.axes)}. A ? is awaited.`;
     if (step === plan.last) return `After: ${planning.specWords(plan.made.axes)}. What is not needed is dropped.`;
-    const { step: distance, blocks } = plan.rounds[step - 1];
-    return `Round ${step} of ${total}: each process sends to the one ${counted(distance, "place")} on. ${counted(blocks.length, "block")}, ${grouped(size(plan, blocks))} bytes.`;
+    const { blocks } = plan.rounds[step - 1];
+    const links = [...new Set(blocks.map((block) => `p${block.sender} → p${block.receiver}`))];
+    const more = links.length > LINKS ? ` and ${links.length - LINKS} more` : "";
+    return `Round ${step} of ${total}: ${links.slice(0, LINKS).join(", ")}${more}. ${counted(blocks.length, "block")}, ${grouped(size(plan, blocks))} bytes.`;
   }
 
   function listing(plan, step) {
@@ -112,7 +122,7 @@ const reshard = (() => {
           el("span", {}, `step ${now} of ${plan.last}`)),
         el("p", { id: "step", role: "status" }, heading(plan, now)),
         dom.scrolled("What each process has of the array", maps(plan, now)),
-        el("p", { class: "hint" }, "pN: held, of its own. ←pN: came from process N. ?: awaited. A dot: not needed."),
+        el("p", { class: "hint" }, "A map of the array for each process. pN: held, of its own. ←pN: came from process N. ?: awaited. A dot: not needed."),
         listing(plan, now),
         totals(plan),
       ],
