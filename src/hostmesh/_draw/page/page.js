@@ -179,8 +179,7 @@
 
   // ---- What the reader does
 
-  document.addEventListener("input", (event) => {
-    const { target } = event;
+  function changed({ target }) {
     const row = target.closest("[data-row]");
     if (FIELDS.includes(target.id)) {
       state[target.id] = target.value;
@@ -205,7 +204,9 @@
     const typing = row && target.dataset.part === "0" ? target.selectionStart : null;
     update();
     if (typing !== null) document.activeElement.setSelectionRange(typing, typing);
-  });
+  }
+  document.addEventListener("input", (event) => event.target.matches("select") || changed(event));
+  document.addEventListener("change", (event) => event.target.matches("select") && changed(event));
 
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("button");
