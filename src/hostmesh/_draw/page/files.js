@@ -29,7 +29,6 @@ const files = (() => {
       el("p", { id: "totals", role: "status" },
         `${counted(rows.length, "tensor")}, ${grouped(whole)} bytes. On each of ${counted(mesh.size, "device")}: ${grouped(device)} bytes;` +
         ` on all: ${grouped(device * mesh.size)}.` + (bad.length ? ` ${counted(bad.length, "tensor")} cannot be cut so.` : "")),
-      el("label", { class: "wide" }, "Filter by name ", el("input", { id: "filter", "data-key": "filter", value: filter })),
       dom.table(
         "Tensors",
         ["Tensor", "dtype", "Shape", "Rule", "Spec", "Shard", "Bytes a device"],

@@ -12,7 +12,7 @@
     shape: "64,128", dtype: "float32", spec: "data,None", process: "0", to: "None,model",
     rules: "*.weight -> data,model\n*.bias -> None",
   };
-  const passing = { step: 0, last: 0, file: null, filter: "", shown: files.PAGE }; // not in the link
+  const passing = { step: 0, last: 0, file: null, shown: files.PAGE }; // not in the link
   let context = null; // what the shown layout is made of
 
   // ---- The link: all of the state, readable
@@ -66,19 +66,31 @@
     update();
   }
 
+  const axisRow = (k) => el("li", { class: "axis", "data-row": k },
+    el("label", {}, "Axis", el("input", { "data-part": 0, spellcheck: "false" })),
+    el("label", {}, "Size", el("input", { "data-part": 1, type: "number", min: 1 })),
+    el("label", {}, "Cuts", el("select")),
+    el("button", { type: "button", "data-remove": k }, "✕"));
+
   function drawAxes() {
     const rows = axisRows();
     const now = cuts();
-    fill($("axes"), rows.map(([name, size], k) => {
-      const at = now.findIndex((names) => names.includes(name));
+    // Rows that stay are kept, so that whoever types in one keeps the place.
+    const items = [...$("axes").children].slice(0, rows.length);
+    while (items.length < rows.length) items.push(axisRow(items.length));
+    for (const gone of [...$("axes").children].slice(rows.length)) gone.remove();
+    for (const item of items) if (!item.isConnected) $("axes").append(item);
+    rows.forEach(([name, size], k) => {
+      const [nameInput, sizeInput, select, remove] = items[k].querySelectorAll("input, select, button");
+      if (nameInput.value !== name) nameInput.value = name;
+      if (sizeInput.value !== size) sizeInput.value = size;
       const options = [["", "nothing"], ...now.map((_, i) => [String(i), `dim ${i}`])];
-      return el("li", { class: "axis", "data-row": k },
-        el("label", {}, "Axis", el("input", { "data-key": `name-${k}`, "data-part": 0, value: name, spellcheck: "false" })),
-        el("label", {}, "Size", el("input", { "data-key": `size-${k}`, "data-part": 1, value: size, type: "number", min: 1 })),
-        el("label", {}, "Cuts", el("select", { "data-key": `cuts-${k}`, "data-axis": name },
-          options.map(([value, text]) => el("option", { value, selected: value === (at < 0 ? "" : String(at)) }, text)))),
-        el("button", { type: "button", "data-remove": k, "data-key": `remove-${k}`, "aria-label": `Remove axis ${name}` }, "✕"));
-    }));
+      select.replaceChildren(...options.map(([value, text]) => el("option", { value }, text)));
+      const at = now.findIndex((names) => names.includes(name));
+      select.value = at < 0 ? "" : String(at);
+      select.dataset.axis = name;
+      remove.setAttribute("aria-label", `Remove axis ${name}`);
+    });
     const chip = (name) => el("span", { class: "axis-chip", "data-drag": name }, `⠿ ${name}`);
     const free = rows.map(([name]) => name).filter((name) => !now.flat().includes(name));
     fill($("zones"),
@@ -138,7 +150,8 @@
       fill($("reshard"), drawn.nodes);
     },
     model() {
-      fill($("model"), files.render(meshNow().mesh, passing.file, state.rules, passing.filter, passing.shown));
+      fill($("model"), files.render(meshNow().mesh, passing.file, state.rules, $("filter").value, passing.shown));
+      $("filter-label").hidden = !passing.file;
     },
   };
 
@@ -192,18 +205,13 @@
       assign(target.dataset.axis, target.value === "" ? null : Number(target.value));
       return;
     } else if (target.id === "filter") {
-      passing.filter = target.value;
-      const caret = target.selectionStart;
       draw();
-      $("filter").setSelectionRange(caret, caret);
       return;
     } else {
       return;
     }
     if (target.id !== "rules") passing.step = 0;
-    const typing = row && target.dataset.part === "0" ? target.selectionStart : null;
     update();
-    if (typing !== null) document.activeElement.setSelectionRange(typing, typing);
   }
   document.addEventListener("input", (event) => event.target.matches("select") || changed(event));
   document.addEventListener("change", (event) => event.target.matches("select") && changed(event));
