@@ -327,12 +327,12 @@ def test_a_model_file_is_chosen_and_dropped(page: Page, tmp_path: Path) -> None:
     page.type("#filter", "layer.14.")
     rows = [row.text for row in page.all("#model tbody tr")]
     assert rows == [
-        "layer.14.bias float32 (6,) none P() (6,) 24",
-        "layer.14.weight bfloat16 (8, 16) *.weight P('data', 'model') (2, 8) 32",
+        "layer.14.bias 24 (6,) (6,) float32 P() none",
+        "layer.14.weight 32 (2, 8) (8, 16) bfloat16 P('data', 'model') *.weight",
     ]
     page.type("#rules", "*.bias -> data")
     assert "its size 6 must be a multiple of 4" in page.text("#model")
-    assert "150 tensors cannot be cut so" in page.text("#totals")
+    assert "150 tensors cannot be cut so, and are left out" in page.text("#totals")
 
     page.find("#tab-layout").click()
     page.driver.execute_script(

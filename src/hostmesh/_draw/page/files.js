@@ -28,18 +28,18 @@ const files = (() => {
       el("h2", {}, found.name),
       el("p", { id: "totals", role: "status" },
         `${counted(rows.length, "tensor")}, ${grouped(whole)} bytes. On each of ${counted(mesh.size, "device")}: ${grouped(device)} bytes;` +
-        ` on all: ${grouped(device * mesh.size)}.` + (bad.length ? ` ${counted(bad.length, "tensor")} cannot be cut so.` : "")),
+        ` on all: ${grouped(device * mesh.size)}.` + (bad.length ? ` ${counted(bad.length, "tensor")} cannot be cut so, and ${bad.length === 1 ? "is" : "are"} left out.` : "")),
       dom.table(
         "Tensors",
-        ["Tensor", "dtype", "Shape", "Rule", "Spec", "Shard", "Bytes a device"],
+        ["Tensor", "Bytes a device", "Shard", "Shape", "dtype", "Spec", "Rule"],
         listed.map((row) => [
           row.tensor.name,
-          row.tensor.dtype,
-          repr(row.tensor.shape),
-          row.rule ? row.rule.pattern : "none",
-          row.error ? el("pre", { class: "wrong" }, row.error) : row.spec,
-          row.shard ? repr(row.shard) : "-",
           row.error ? "-" : grouped(row.device),
+          row.shard ? repr(row.shard) : "-",
+          repr(row.tensor.shape),
+          row.tensor.dtype,
+          row.error ? el("div", { class: "wrong", title: row.error }, row.wrong) : row.spec,
+          row.rule ? row.rule.pattern : "none",
         ]),
       ),
       wanted.length > listed.length

@@ -142,10 +142,10 @@ const model = (() => {
       try {
         const made = planning.plan(mesh, rule ? rule.spec : [], tensor.shape);
         const device = product(made.shardShape) * tensor.itemsize;
-        return { tensor, rule, spec: planning.specWords(made.axes), shard: made.shardShape, device, error: "" };
+        return { tensor, rule, spec: planning.specWords(made.axes), shard: made.shardShape, device, error: "", wrong: "" };
       } catch (error) {
         if (!(error instanceof PlanError)) throw error;
-        return { tensor, rule, spec: rule.spec.map(repr).join(), shard: null, device: 0, error: error.message };
+        return { tensor, rule, spec: rule.spec.map(repr).join(), shard: null, device: 0, error: error.message, wrong: error.rule };
       }
     });
   }

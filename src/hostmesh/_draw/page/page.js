@@ -69,7 +69,7 @@
   const axisRow = (k) => el("li", { class: "axis", "data-row": k },
     el("label", {}, "Axis", el("input", { "data-part": 0, spellcheck: "false" })),
     el("label", {}, "Size", el("input", { "data-part": 1, type: "number", min: 1 })),
-    el("label", {}, "Cuts", el("select")),
+    el("label", { class: "cuts" }, "Cuts", el("select")),
     el("button", { type: "button", "data-remove": k }, "✕"));
 
   function drawAxes() {
@@ -175,6 +175,7 @@
     }
     for (const part of document.querySelectorAll(".array-only")) part.hidden = state.tab === "model";
     for (const part of document.querySelectorAll(".layout-only")) part.hidden = state.tab !== "layout";
+    $("controls").dataset.tab = state.tab;
     $("owners-label").hidden = state.order !== "list";
   }
 

@@ -9,6 +9,7 @@ const words = (() => {
     constructor(kind, where, given, rule, advice) {
       super(`${where}\n  given: ${given}\n  rule:  ${rule}\n  do:    ${advice}`);
       this.kind = kind;
+      this.rule = rule;
     }
   }
 
