@@ -26,11 +26,11 @@ from hostmesh import _cli
 from hostmesh._errors import HostmeshError
 
 webdriver = pytest.importorskip("selenium.webdriver")
-from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
+import browser_page  # noqa: E402
+from browser_page import Page  # noqa: E402
+
 BASE = ["plan", "--mesh", "data=4,model=2", "--processes", "4", "--order", "interleaved"]
 BASE += ["--shape", "64,128", "--process", "2"]
 
@@ -49,73 +49,11 @@ def browser() -> Iterator[Any]:
         if os.environ.get("CI"):
             pytest.fail("chromium and chromium-driver are needed in CI")
         pytest.skip("no chromium, or no chromedriver, on PATH")
-    options = webdriver.ChromeOptions()
-    options.binary_location = programs[0]
-    for flag in FLAGS:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(programs[1]))
+    driver = browser_page.start(*programs)
     try:
         yield driver
     finally:
         driver.quit()
-
-
-class Page:
-    """What a reader sees and does."""
-
-    def __init__(self, driver: Any, url: str) -> None:
-        self.driver = driver
-        self.size(1280, 900)
-        self.media("light")
-        driver.get_log("browser")
-        driver.get_log("performance")
-        driver.get("about:blank")  # so that an address that differs behind # alone is loaded anew
-        driver.get(url)
-
-    def find(self, selector: str) -> Any:
-        return self.driver.find_element(By.CSS_SELECTOR, selector)
-
-    def all(self, selector: str) -> list[Any]:
-        return self.driver.find_elements(By.CSS_SELECTOR, selector)
-
-    def text(self, selector: str) -> str:
-        return self.find(selector).text
-
-    def type(self, selector: str, words: str) -> None:
-        self.find(selector).send_keys(Keys.CONTROL, "a")
-        # One at a time: each stroke draws anew, and the focus must stay where it is.
-        for sign in words:
-            self.driver.switch_to.active_element.send_keys(sign)
-
-    def choose(self, selector: str, value: str) -> None:
-        self.find(f"{selector} option[value='{value}']").click()
-
-    def until(self, holds: Any) -> None:
-        WebDriverWait(self.driver, 30).until(lambda _: holds())
-
-    def size(self, width: int, height: int) -> None:
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-    def media(self, scheme: str, motion: str = "no-preference") -> None:
-        features = [
-            {"name": "prefers-color-scheme", "value": scheme},
-            {"name": "prefers-reduced-motion", "value": motion},
-        ]
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-    def hover(self, element: Any) -> None:
-        webdriver.ActionChains(self.driver).move_to_element(element).perform()
-
-    def error(self) -> str:
-        return self.text("#error")
-
-    def cells(self, figure: str) -> list[list[str]]:
-        return [
-            [cell.text for cell in row.find_elements(By.TAG_NAME, "td")]
-            for row in self.all(f"#{figure} tbody tr")
-        ]
 
 
 @pytest.fixture
@@ -420,7 +358,9 @@ def test_axe_finds_nothing_serious(page: Page, tmp_path: Path, scheme: str, tab:
 
 
 def test_it_is_served_to_this_machine_alone() -> None:
-    program = "from hostmesh._cli import main; main()"
+    # Where this run is in the background of a shell, it ignores the signal and so would its children.
+    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    program += "from hostmesh._cli import main; main()"
     command = [sys.executable, "-uc", program, "plan", "--serve"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
         try:

@@ -16,7 +16,6 @@ import ml_dtypes
 import numpy as np
 from rich.console import Console
 
-from ._draw import _serve
 from ._draw._picture import counted, spec_in_words
 from ._draw._text import text
 from ._errors import HostmeshError, ShapeError, SpecError, build
@@ -68,6 +67,8 @@ def command(
     """
     try:
         if html is not None or serve:  # the page says itself what cannot be
+            from ._draw import _serve
+
             listed = "" if order in ("block", "interleaved") else json.dumps(_owners(order))
             start = _serve.start_of(mesh, processes, order, listed, spec, shape, dtype, process)
             if html is not None:
