@@ -28,8 +28,8 @@ _SHOWN = 6
 
 
 @click.command()
-@click.option("--mesh", required=True, metavar="AXIS=SIZE,...", help="Mesh axes, major first.")
-@click.option("--processes", type=click.IntRange(min=1), required=True)
+@click.option("--mesh", metavar="AXIS=SIZE,...", help="Mesh axes, major first.")
+@click.option("--processes", type=click.IntRange(min=1))
 @click.option(
     "--order",
     default="block",
@@ -38,30 +38,50 @@ _SHOWN = 6
     help="Whose devices stand where; FILE has a JSON list of the process of each device.",
 )
 @click.option("--spec", default="", metavar="SPEC", help="Such as 'data,None', '(data,model)'.")
-@click.option("--shape", required=True, metavar="SIZE,...", help="Shape of the global array.")
+@click.option("--shape", metavar="SIZE,...", help="Shape of the global array.")
 @click.option("--dtype", default="float32", show_default=True)
 @click.option("--process", type=click.IntRange(min=0), help="Show what this process passes.")
 @click.option("--svg", "svg_file", metavar="FILE", help="Write the picture as SVG to a file.")
 @click.option("--json", "as_json", is_flag=True, help="The numbers, for programs.")
 @click.option("--plain", is_flag=True, help="No colour, ASCII only.")
+@click.option("--html", metavar="FILE", help="Write a page to try layouts on; it needs no network.")
+@click.option("--serve", is_flag=True, help="Show that page to browsers of this machine.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of --serve.")
 def command(
-    mesh: str,
-    processes: int,
+    mesh: str | None,
+    processes: int | None,
     order: str,
     spec: str,
-    shape: str,
+    shape: str | None,
     dtype: str,
     process: int | None,
     svg_file: str | None,
     as_json: bool,
     plain: bool,
+    html: str | None,
+    serve: bool,
+    port: int,
 ) -> None:
     """Show who holds what of an array, without devices.
 
     \b
     hostmesh plan --mesh data=4,model=2 --processes 4 --spec data,None --shape 64,128 --process 2
+    hostmesh plan --serve
     """
     try:
+        if html is not None or serve:  # the page says itself what cannot be
+            from ._draw import _serve
+
+            listed = "" if order in ("block", "interleaved") else json.dumps(_owners(order))
+            start = _serve.start_of(mesh, processes, order, listed, spec, shape, dtype, process)
+            if html is not None:
+                _serve.write(html, start)
+            if serve:
+                _serve.serve(port, start)
+            return
+        if mesh is None or processes is None or shape is None:
+            missing = "mesh" if mesh is None else "processes" if processes is None else "shape"
+            raise click.MissingParameter(param_hint=f"'--{missing}'", param_type="option")
         owners = order if order in ("block", "interleaved") else _owners(order)
         topology = Topology.build(mesh_axes(mesh), processes, owners)
         kind = _dtype(dtype)

@@ -1,0 +1,67 @@
+// Answers questions of test_page_planning.py, one JSON line each, with the page's own scripts.
+"use strict";
+
+const path = require("node:path");
+const readline = require("node:readline");
+
+const pages = process.argv[2];
+globalThis.words = require(path.join(pages, "words.js"));
+globalThis.planning = require(path.join(pages, "planning.js"));
+const moves = require(path.join(pages, "moves.js"));
+const model = require(path.join(pages, "model.js"));
+
+function topologyOf(asked) {
+  const order = typeof asked.order === "string" ? asked.order : words.parseOrder(JSON.stringify(asked.order));
+  return planning.topology(words.parseMesh(asked.mesh), asked.processes, order);
+}
+
+function planned(asked) {
+  const mesh = topologyOf(asked);
+  const made = planning.plan(mesh, words.parseSpec(asked.spec), words.parseShape(asked.shape));
+  const { itemsize } = words.parseDtype(asked.dtype);
+  const processes = Array.from({ length: asked.processes + 1 }, (_, process) => process);
+  return {
+    owners: mesh.owners,
+    counts: made.counts,
+    shard: made.shardShape,
+    spec: planning.specWords(made.axes),
+    groups: made.byChunk.map((_, number) => planning.holdersAt(made, number)),
+    refuses: planning.refuses(mesh),
+    bytes: processes.map((process) =>
+      Object.values(planning.bytes(made, itemsize, process)).map(String)),
+    local: processes.map((process) => planning.localShape(made, process)),
+    placements: processes.map((process) => planning.placements(made, process)),
+    missing: processes.map((process) => planning.missing(made, process)),
+    subcube: processes.map((process) => planning.isSubcube(mesh, process)),
+    code: planning.code(made, asked.processes, asked.order),
+  };
+}
+
+function resharded(asked) {
+  const mesh = topologyOf(asked);
+  const [old, made] = [asked.spec, asked.to].map((spec) =>
+    planning.plan(mesh, words.parseSpec(spec), words.parseShape(asked.shape)));
+  return moves.blocks(old, made);
+}
+
+function tabled(asked) {
+  const bytes = Buffer.from(asked.file, "base64");
+  const length = model.headerLength(new Uint8Array(bytes.subarray(0, 8)), bytes.length, "file");
+  const text = bytes.subarray(8, 8 + length).toString();
+  const tensors = model.parseHeader(text, length, bytes.length, "file");
+  return model.rows(topologyOf(asked), tensors, model.parseRules(asked.rules));
+}
+
+const ASKED = { planned, resharded, tabled, dtypes: () => words.ITEMSIZES };
+
+readline.createInterface({ input: process.stdin }).on("line", (line) => {
+  const asked = JSON.parse(line);
+  let answer;
+  try {
+    answer = { is: ASKED[asked.what](asked) };
+  } catch (error) {
+    if (!(error instanceof words.PlanError)) throw error;
+    answer = { kind: error.kind, error: error.message };
+  }
+  process.stdout.write(JSON.stringify(answer) + "\n");
+});
