@@ -37,11 +37,18 @@ class Step:
 class Route:
     """The collectives from one layout to another; none where each device has what it needs.
 
-    `is_whole` tells that XLA finds no way but to gather the whole array on every device.
+    `is_whole` tells that XLA finds no way but to gather the whole array on every device, and
+    `is_sure` whether the rules are known to hold: not where three dimensions or more change.
     """
 
     steps: tuple[Step, ...]
     is_whole: bool = False
+    is_sure: bool = True
+
+    @property
+    def moved(self) -> int:
+        """Elements that come to devices from others, in all."""
+        return sum(step.moved for step in self.steps)
 
 
 def route(old: Plan, new: Plan) -> Route:
@@ -90,11 +97,13 @@ class _Router:
             found = rule(old, new)
             if found is not None:
                 return Route(tuple(found))
-        return Route((self._gather(old, new[..., :0]),), is_whole=True)
+        differ = sum(o != n for o, n in zip(old.shape[:-1], new.shape[:-1], strict=True))
+        whole = self._gather(old, np.empty((1,) * old.ndim, np.intp))
+        return Route((whole,), is_whole=True, is_sure=differ < 3)
 
     def _gather(self, old: Devices, new: Devices) -> Step:
         """All devices get what the others of their group have."""
-        before, after = _chunks(old), max(1, _chunks(new)) if new.size else 1
+        before, after = _chunks(old), _chunks(new)
         group = before // after
         return Step("all-gather", group, self._count * self._elements * (group - 1) // before)
 

@@ -62,11 +62,16 @@ def needs(old: Plan, new: Plan, host_of: Sequence[int] | None = None) -> Needs:
     owners = old.topology.process_indices.ravel()
     total = old.topology.size * math.prod(new.shard_shape)
     own = int(_common(old, new, before, after).sum())
-    process = _within(old, new, before, after, owners)
-    host = process
+    away = far = _lacking(old, new, before, after, owners, False)
     if host_of is not None:
-        host = _within(old, new, before, after, np.asarray(host_of)[owners])
-    return Needs(own, process - own, host - process, total - host)
+        far = _lacking(old, new, before, after, np.asarray(host_of)[owners], False)
+    return Needs(own, total - own - away, away - far, far)
+
+
+def crossing(old: Plan, new: Plan) -> int:
+    """The elements that all processes together get of others, each piece once to each process."""
+    owners = old.topology.process_indices.ravel()
+    return _lacking(old, new, chunk_numbers(old), chunk_numbers(new), owners, True)
 
 
 def received(old: Plan, new: Plan, process: int) -> Numbers:
@@ -120,24 +125,21 @@ def _devices_by_chunk(plan: Plan) -> Numbers:
     return np.argsort(flat, kind="stable").reshape(math.prod(plan.chunk_counts), -1)
 
 
-def _within(old: Plan, new: Plan, before: Numbers, after: Numbers, group: Numbers | Any) -> int:
-    """The elements that devices need and that some device of their group has."""
+def _lacking(
+    old: Plan, new: Plan, before: Numbers, after: Numbers, group: Any, once: bool
+) -> int:
+    """The elements that devices need and no device of their group has; `once` for each group."""
     total = 0
     order = np.argsort(group, kind="stable")
     cuts = np.flatnonzero(np.diff(group[order])) + 1
-    known: dict[tuple[bytes, bytes], int] = {}
     for members in np.split(order, cuts):
-        # As all that counts is where chunks overlap, groups of the same chunks count the same.
-        key = before[members].tobytes(), after[members].tobytes()
-        if key not in known:
-            held = np.unique(before[members], axis=0)
-            wanted, times = np.unique(after[members], axis=0, return_counts=True)
-            if len(held) == math.prod(old.chunk_counts):
-                known[key] = len(members) * math.prod(new.shard_shape)
-            else:
-                common = _common(old, new, held[None, :, :], wanted[:, None, :])
-                known[key] = int((common.sum(1) * times).sum())
-        total += known[key]
+        held = np.unique(before[members], axis=0)
+        if len(held) == math.prod(old.chunk_counts):
+            continue
+        wanted, times = np.unique(after[members], axis=0, return_counts=True)
+        common = _common(old, new, held[None, :, :], wanted[:, None, :]).sum(1)
+        lacks = math.prod(new.shard_shape) - common
+        total += int((lacks if once else lacks * times).sum())
     return total
 
 
