@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 from rich.console import Console
 
+from . import _plan_more
 from ._draw._picture import counted, spec_in_words
 from ._draw._text import text
 from ._errors import HostmeshError, ShapeError, SpecError, build
@@ -37,31 +38,42 @@ _SHOWN = 6
     help="Whose devices stand where; FILE has a JSON list of the process of each device.",
 )
 @click.option("--spec", default="", metavar="SPEC", help="Such as 'data,None', '(data,model)'.")
-@click.option("--shape", required=True, metavar="SIZE,...", help="Shape of the global array.")
+@click.option("--shape", metavar="SIZE,...", help="Shape of the global array.")
 @click.option("--dtype", default="float32", show_default=True)
 @click.option("--process", type=click.IntRange(min=0), help="Show what this process passes.")
 @click.option("--json", "as_json", is_flag=True, help="The numbers, for programs.")
 @click.option("--plain", is_flag=True, help="No colour, ASCII only.")
+@_plan_more.options
 def command(
     mesh: str,
     processes: int,
     order: str,
     spec: str,
-    shape: str,
+    shape: str | None,
     dtype: str,
     process: int | None,
     as_json: bool,
     plain: bool,
+    **others: Any,
 ) -> None:
-    """Show who holds what of an array, without devices.
+    """Show who holds what of an array, without devices; or of a reshard, or a model's file.
 
     \b
     hostmesh plan --mesh data=4,model=2 --processes 4 --spec data,None --shape 64,128 --process 2
+    hostmesh plan --mesh data=4,model=2 --processes 4 --shape 64,128 --reshard 'data -> None,model'
+    hostmesh plan --mesh data=4,model=2 --processes 4 --file model.safetensors --rules rules.toml
+    hostmesh plan --mesh data=4,model=2 --processes 4 --load model.safetensors --rules rules.toml
     """
+    more = _plan_more.More(**others)
+    _plan_more.check(more, shape)
+    console = Console(no_color=plain or None, highlight=False)
     try:
         owners = order if order in ("block", "interleaved") else _owners(order)
         topology = Topology.build(mesh_axes(mesh), processes, owners)
         kind = _dtype(dtype)
+        sizes = _shape(shape or "")
+        if more.asked:
+            sys.exit(_plan_more.run(more, topology, sizes, kind, parse_spec, as_json, console))
         if process is not None and process >= processes:
             raise build(
                 SpecError,
@@ -70,7 +82,7 @@ def command(
                 rule=f"with --processes {processes} they are numbered 0 to {processes - 1}",
                 advice="choose one of these, or raise --processes",
             )
-        planned = plan(topology, parse_spec(spec), global_shape=_shape(shape), process=process)
+        planned = plan(topology, parse_spec(spec), global_shape=sizes, process=process)
     except HostmeshError as error:
         click.echo(f"hostmesh plan: {error}", err=True)
         sys.exit(2)
@@ -78,7 +90,6 @@ def command(
     if as_json:
         click.echo(json.dumps(facts, indent=1))
         return
-    console = Console(no_color=plain or None, highlight=False)
     ascii_only = plain or not (sys.stdout.encoding or "").lower().startswith("utf")
     picture = text(planned, console.width, name=str(kind), ascii_only=ascii_only)
     console.print(picture, soft_wrap=True)

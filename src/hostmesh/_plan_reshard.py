@@ -179,8 +179,8 @@ def _why(way: Route, least: int, moved: int) -> list[str]:
         elif step.kind == "all-to-all" and after is not None:
             said.append("its all-to-all brings values to devices in another order than the mesh's,")
             said.append("and what follows puts them right")
-        elif step.kind == "all-to-all":
-            said.append("replicas exchange values that each of them would find nearer")
+        elif step.kind == "all-to-all" and len(way.steps) == 1:
+            said.append("it brings replicas whole shards, of which they then keep a part")
         elif step.kind == "collective-permute" and (after is not None or len(way.steps) == 1):
             said.append("a permute moves whole shards, also to devices that have a part of them")
     return said

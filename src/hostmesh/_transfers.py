@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,13 +81,8 @@ def received(old: Plan, new: Plan, process: int) -> Numbers:
     It is what `hostmesh.reshard` sends, where processes do: holders of a piece take turns.
     """
     owners = old.topology.process_indices.ravel()
-    tiles = _devices_by_chunk(old)
-    holders = np.sort(owners[tiles], axis=1)
-    first = np.ones(holders.shape, bool)
-    first[:, 1:] = holders[:, 1:] != holders[:, :-1]
-    distinct = np.take_along_axis(holders, np.argsort(~first, axis=1, kind="stable"), 1)
-    count = first.sum(1)
-    has = (holders == process).any(1)
+    distinct, count = holders_by_chunk(old)
+    has = (distinct == process).any(1)
     found = np.zeros(int(owners.max(initial=0)) + 1, np.int64)
     if 0 in old.global_shape:
         return found
@@ -118,11 +114,22 @@ def _overlaps(old: Plan, new: Plan, chunk: Numbers) -> tuple[list[Numbers], list
     return numbers, lengths
 
 
-def _devices_by_chunk(plan: Plan) -> Numbers:
+@functools.lru_cache(maxsize=16)
+def holders_by_chunk(plan: Plan) -> tuple[Numbers, Numbers]:
+    """For each chunk, row-major, the processes that hold it, ascending, and how many these are.
+
+    Rows are as long for all: what comes after the holders repeats some of them.
+    """
+    owners = plan.topology.process_indices.ravel()
     flat: Any = np.zeros(plan.topology.size, np.int64)
     for n, column in zip(plan.chunk_counts, chunk_numbers(plan).T, strict=True):
         flat = flat * n + column
-    return np.argsort(flat, kind="stable").reshape(math.prod(plan.chunk_counts), -1)
+    tiles = np.argsort(flat, kind="stable").reshape(math.prod(plan.chunk_counts), -1)
+    holders = np.sort(owners[tiles], axis=1)
+    first = np.ones(holders.shape, bool)
+    first[:, 1:] = holders[:, 1:] != holders[:, :-1]
+    distinct = np.take_along_axis(holders, np.argsort(~first, axis=1, kind="stable"), 1)
+    return distinct, first.sum(1)
 
 
 def _lacking(
