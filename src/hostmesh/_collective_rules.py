@@ -232,7 +232,9 @@ def _chunks(devices: Devices) -> int:
 
 def _cut(old: Devices, shape: tuple[int, ...]) -> Devices | None:
     """The devices after each has cut its part, so that there are as many chunks as in `shape`."""
-    if len(shape) != old.ndim or any(n % o for n, o in zip(shape[:-1], old.shape[:-1], strict=True)):
+    if len(shape) != old.ndim or any(
+        n % o for n, o in zip(shape[:-1], old.shape[:-1], strict=True)
+    ):
         return None
     factors = [n // o for n, o in zip(shape[:-1], old.shape[:-1], strict=True)]
     if old.shape[-1] != math.prod(factors) * shape[-1]:

@@ -22,7 +22,6 @@ from ._storage._boxes import elements
 from ._storage._once import Load, Mode, choose, shares
 from ._topology import Topology
 from ._transfers import holders_by_chunk
-from ._values import device_dtype, x64_enabled
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
@@ -60,7 +59,7 @@ def bill(tensors: Sequence[Tensor], topology: Topology, host_of: Sequence[int] |
         if made.axes not in known:
             known[made.axes] = _holding(made, hosts)
         holders, held, turns, same = known[made.axes]
-        native = device_dtype(tensor.dtype, x64_enabled()).itemsize
+        native = tensor.native.itemsize
         size = math.prod(made.shard_shape)
         chunks = np.bincount(holders[held], minlength=number)
         own += chunks * size * tensor.dtype.itemsize
@@ -109,7 +108,11 @@ def _as_column(column: Any, of: npt.NDArray[np.bool_]) -> Numbers:
 
 
 def facts(
-    tensors: Sequence[Tensor], topology: Topology, host_of: list[int] | None, replicas: str, file: str
+    tensors: Sequence[Tensor],
+    topology: Topology,
+    host_of: list[int] | None,
+    replicas: str,
+    file: str,
 ) -> dict[str, Any]:
     """The bill in bytes, for the way of reading that a load would choose."""
     found = bill(tensors, topology, host_of)
@@ -145,7 +148,9 @@ def facts(
         "hosts": by_host,
         "links": {
             "between_processes_of_a_host": int(found.near.sum()) if once else 0,
-            "between_hosts" if host_of else "between_processes": int(found.far.sum()) if once else 0,
+            "between_hosts" if host_of else "between_processes": int(found.far.sum())
+            if once
+            else 0,
         },
         "in_all": _summed(rows),
         "read_if_each_reads_its_own": int(found.own.sum()),
@@ -186,7 +191,11 @@ def lines(found: dict[str, Any]) -> list[str]:
     if found["wrong"]:
         said.append(
             f"Left out, as they cannot be laid out: {', '.join(found['wrong'][:_SHOWN])}"
-            + (f" and {len(found['wrong']) - _SHOWN:,} more" if len(found["wrong"]) > _SHOWN else "")
+            + (
+                f" and {len(found['wrong']) - _SHOWN:,} more"
+                if len(found["wrong"]) > _SHOWN
+                else ""
+            )
         )
     return said
 

@@ -6,13 +6,13 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ._draw._picture import counted, spec_in_words
+from ._draw._picture import counted
 from ._errors import SpecError, build
 from ._plan_rules import Rules, Tensor, unused
+from ._spec import Axes
 from ._topology import Topology
 
 Sort = Literal["file", "bytes", "name"]
@@ -73,20 +73,36 @@ def _row(tensor: Tensor) -> dict[str, Any]:
     return {
         "name": tensor.name,
         "shape": list(tensor.shape),
-        "dtype": str(tensor.dtype),
+        "dtype": str(tensor.native),
+        "stored_dtype": str(tensor.dtype),
         "rule": tensor.rule,
-        "spec": None if made is None else spec_in_words(made),
+        "spec": None if made is None else _typed(made.axes),
         "shard_shape": None if made is None else list(made.shard_shape),
         "device_bytes": tensor.device_nbytes,
     }
+
+
+def _typed(axes: Axes) -> str:
+    """A spec as it is typed, without what cuts nothing at its end.
+
+    >>> _typed((("data", "model"), (), ("x",), ()))
+    '(data,model),None,x'
+    """
+    entries = [
+        f"({','.join(names)})" if len(names) > 1 else names[0] if names else "None"
+        for names in axes
+    ]
+    while entries and entries[-1] == "None":
+        entries.pop()
+    return ",".join(entries)
 
 
 def table(found: dict[str, Any]) -> Table:
     """A row for each tensor."""
     drawn = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
     drawn.add_column("tensor", overflow="fold", ratio=1)
-    for name, side in (("shape", "left"), ("dtype", "left"), ("spec", "left"), ("shard", "left")):
-        drawn.add_column(name, justify=side, no_wrap=name != "spec", overflow="fold")
+    for name in ("shape", "dtype", "spec", "shard"):
+        drawn.add_column(name, no_wrap=name != "spec", overflow="fold")
     drawn.add_column("bytes", justify="right", no_wrap=True)
     for row in found["tensors"]:
         fits = row["spec"] is not None
@@ -94,7 +110,7 @@ def table(found: dict[str, Any]) -> Table:
             row["name"],
             _by(row["shape"]),
             _SHORT.get(row["dtype"], row["dtype"]),
-            row["spec"][2:-1] if fits else "wrong",
+            row["spec"] if fits else "wrong",
             _by(row["shard_shape"]) if fits else "",
             f"{row['device_bytes']:,}" if fits else "",
             style=None if fits else "red",
@@ -159,5 +175,3 @@ def show(found: dict[str, Any], topology: Topology, console: Console) -> None:
             all_of_it()
     else:
         all_of_it()
-
-

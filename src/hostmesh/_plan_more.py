@@ -45,8 +45,12 @@ def options(command: CommandT) -> CommandT:
                 "--reshard", metavar="OLD->NEW", help="Who sends what: 'data,None -> None,model'."
             ),
             click.option("--file", metavar="FILE", help="Plan all tensors of safetensors files."),
-            click.option("--load", metavar="FILE", help="What loading them reads, sends and holds."),
-            click.option("--rules", metavar="FILE", help="TOML: patterns of names and their specs."),
+            click.option(
+                "--load", metavar="FILE", help="What loading them reads, sends and holds."
+            ),
+            click.option(
+                "--rules", metavar="FILE", help="TOML: patterns of names and their specs."
+            ),
             click.option(
                 "--hosts", type=click.IntRange(min=1), metavar="H", help="Processes in H blocks."
             ),

@@ -141,7 +141,9 @@ def _table(found: dict[str, Any]) -> list[str]:
         body.append(["from others", *(f"{size:,}" for size in others)])
     body.append(["in all", *(f"{sum(received[to]):,}" for to in columns)])
     rows = [["", *names], *body]
-    while columns and sum(max(len(row[k]) for row in rows) + 2 for k in range(len(rows[0]))) > _LEFT:
+    while (
+        columns and sum(max(len(row[k]) for row in rows) + 2 for k in range(len(rows[0]))) > _LEFT
+    ):
         rows = [row[:-1] for row in rows]
     shown = len(rows[0]) - 1
     widths = [max(len(row[k]) for row in rows) for k in range(shown + 1)]

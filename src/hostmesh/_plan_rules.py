@@ -17,6 +17,7 @@ from ._storage._resolve import add_safetensors, open_all
 from ._storage._source import Stored
 from ._storage._wanted import match
 from ._topology import Topology
+from ._values import device_dtype, x64_enabled
 
 # A pattern and its spec, as typed.
 Rules: TypeAlias = Mapping[str, str]
@@ -40,9 +41,14 @@ class Tensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
+    def native(self) -> np.dtype[Any]:
+        """The dtype that it has on devices, by JAX's rule for 64-bit values."""
+        return device_dtype(self.dtype, x64_enabled())
+
+    @property
     def device_nbytes(self) -> int:
         """Bytes on each device; none where there is no plan."""
-        return 0 if self.plan is None else self.plan.device_nbytes(self.dtype)
+        return 0 if self.plan is None else self.plan.device_nbytes(self.native)
 
 
 def read_rules(path: str | None) -> Rules:

@@ -120,7 +120,7 @@ def holders_by_chunk(plan: Plan) -> tuple[Numbers, Numbers]:
 
     Rows are as long for all: what comes after the holders repeats some of them.
     """
-    owners = plan.topology.process_indices.ravel()
+    owners = plan.topology.process_indices.ravel().astype(np.int64)
     flat: Any = np.zeros(plan.topology.size, np.int64)
     for n, column in zip(plan.chunk_counts, chunk_numbers(plan).T, strict=True):
         flat = flat * n + column
@@ -132,9 +132,7 @@ def holders_by_chunk(plan: Plan) -> tuple[Numbers, Numbers]:
     return distinct, first.sum(1)
 
 
-def _lacking(
-    old: Plan, new: Plan, before: Numbers, after: Numbers, group: Any, once: bool
-) -> int:
+def _lacking(old: Plan, new: Plan, before: Numbers, after: Numbers, group: Any, once: bool) -> int:
     """The elements that devices need and no device of their group has; `once` for each group."""
     total = 0
     order = np.argsort(group, kind="stable")
