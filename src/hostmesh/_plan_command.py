@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 from rich.console import Console
 
+from . import _plan_more
 from ._draw._picture import counted, spec_in_words
 from ._draw._svg import svg
 from ._draw._text import text
@@ -47,6 +48,7 @@ _SHOWN = 6
 @click.option("--html", metavar="FILE", help="Write a page to try layouts on; it needs no network.")
 @click.option("--serve", is_flag=True, help="Show that page to browsers of this machine.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of --serve.")
+@_plan_more.options
 def command(
     mesh: str | None,
     processes: int | None,
@@ -61,13 +63,20 @@ def command(
     html: str | None,
     serve: bool,
     port: int,
+    **others: Any,
 ) -> None:
-    """Show who holds what of an array, without devices.
+    """Show who holds what of an array, without devices; or of a reshard, or a model's file.
 
     \b
     hostmesh plan --mesh data=4,model=2 --processes 4 --spec data,None --shape 64,128 --process 2
+    hostmesh plan --mesh data=4,model=2 --processes 4 --shape 64,128 --reshard 'data -> None,model'
+    hostmesh plan --mesh data=4,model=2 --processes 4 --file model.safetensors --rules rules.toml
+    hostmesh plan --mesh data=4,model=2 --processes 4 --load model.safetensors --rules rules.toml
     hostmesh plan --serve
     """
+    more = _plan_more.More(**others)
+    _plan_more.check(more)
+    console = Console(no_color=plain or None, highlight=False)
     try:
         if html is not None or serve:  # the page says itself what cannot be
             from ._draw import _serve
@@ -79,12 +88,15 @@ def command(
             if serve:
                 _serve.serve(port, start)
             return
-        if mesh is None or processes is None or shape is None:
+        if mesh is None or processes is None or (shape is None and not more.of_files):
             missing = "mesh" if mesh is None else "processes" if processes is None else "shape"
             raise click.MissingParameter(param_hint=f"'--{missing}'", param_type="option")
         owners = order if order in ("block", "interleaved") else _owners(order)
         topology = Topology.build(mesh_axes(mesh), processes, owners)
         kind = _dtype(dtype)
+        sizes = _shape(shape or "")
+        if more.asked:
+            sys.exit(_plan_more.run(more, topology, sizes, kind, parse_spec, as_json, console))
         if process is not None and process >= processes:
             raise build(
                 SpecError,
@@ -93,7 +105,7 @@ def command(
                 rule=f"with --processes {processes} they are numbered 0 to {processes - 1}",
                 advice="choose one of these, or raise --processes",
             )
-        planned = plan(topology, parse_spec(spec), global_shape=_shape(shape), process=process)
+        planned = plan(topology, parse_spec(spec), global_shape=sizes, process=process)
     except HostmeshError as error:
         click.echo(f"hostmesh plan: {error}", err=True)
         sys.exit(2)
@@ -103,7 +115,6 @@ def command(
     if as_json:
         click.echo(json.dumps(facts, indent=1))
         return
-    console = Console(no_color=plain or None, highlight=False)
     ascii_only = plain or not (sys.stdout.encoding or "").lower().startswith("utf")
     picture = text(planned, console.width, name=str(kind), ascii_only=ascii_only)
     console.print(picture, soft_wrap=True)

@@ -1,0 +1,192 @@
+"""`hostmesh plan --reshard`: who sends what to whom between two layouts, and what XLA makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import _transfers
+from ._collective_rules import Route, route
+from ._draw._picture import counted, spec_in_words
+from ._errors import SpecError, build
+from ._plan import Plan
+
+# So many processes have a column of their own; of larger meshes the first ones do.
+_COLUMNS, _LEFT = 6, 80
+
+
+def two_specs(words: str) -> tuple[str, str]:
+    """The old and the new spec as they are typed.
+
+    >>> two_specs("data,None -> None,model")
+    ('data,None', 'None,model')
+    """
+    old, arrow, new = words.partition("->")
+    if not arrow or "->" in new:
+        raise build(
+            SpecError,
+            where="--reshard",
+            given=repr(words),
+            rule="it is an old and a new spec with one -> between",
+            advice="write, for example, 'data,None -> None,model'",
+        )
+    return old.strip(), new.strip()
+
+
+def hosts_of(processes: int, hosts: int | None) -> list[int] | None:
+    """The host of each process, in blocks; `None` where nothing is known of hosts.
+
+    >>> hosts_of(5, 2)
+    [0, 0, 0, 1, 1]
+    """
+    if hosts is None:
+        return None
+    if hosts > processes:
+        raise build(
+            SpecError,
+            where="--hosts",
+            given=f"{hosts} hosts for {processes} processes",
+            rule="each host has a process at least",
+            advice=f"give --hosts 1 to {processes}",
+        )
+    return [process * hosts // processes for process in range(processes)]
+
+
+def facts(old: Plan, new: Plan, dtype: np.dtype[Any], host_of: list[int] | None) -> dict[str, Any]:
+    """The numbers of a reshard, in bytes."""
+    size, processes = dtype.itemsize, old.topology.processes
+    needs, way = _transfers.needs(old, new, host_of), route(old, new)
+    shown = processes if len(processes) <= _COLUMNS else (*processes[: _COLUMNS - 2], processes[-1])
+    table = {to: (_transfers.received(old, new, to) * size).tolist() for to in shown}
+    return {
+        **old.topology.to_dict(),
+        "dtype": str(dtype),
+        "global_shape": old.global_shape,
+        "old": spec_in_words(old),
+        "new": spec_in_words(new),
+        "hosts": host_of,
+        "bytes": {
+            "array": int(np.prod(old.global_shape, dtype=object)) * size,
+            "on_the_device": needs.own * size,
+            "within_process": needs.process * size,
+            "between_processes_of_a_host": needs.host * size,
+            "between_hosts" if host_of else "between_processes": needs.far * size,
+            "least_moved": needs.moved * size,
+        },
+        "sent_between_processes": _transfers.crossing(old, new) * size,
+        "received_from": table,
+        "xla": {
+            "collectives": [
+                {"kind": step.kind, "group": step.group, "bytes": step.moved * size}
+                for step in way.steps
+            ],
+            "bytes": way.moved * size,
+            "whole_array_on_each_device": way.is_whole,
+            "sure": way.is_sure,
+            "why": _why(way, needs.moved * size, way.moved * size),
+        },
+    }
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """The numbers for people."""
+    nbytes, xla = found["bytes"], found["xla"]
+    total = nbytes["on_the_device"] + nbytes["least_moved"]
+    rows = [("on the device already", nbytes["on_the_device"])]
+    rows.append(("on another device of its process", nbytes["within_process"]))
+    if found["hosts"]:
+        rows.append(("in another process of its host", nbytes["between_processes_of_a_host"]))
+        rows.append(("on another host", nbytes["between_hosts"]))
+    else:
+        rows.append(("in another process", nbytes["between_processes"]))
+    rows.append(("least possible over links", nbytes["least_moved"]))
+    wide = max(len(f"{size:,}") for _, size in rows)
+    made = [f"  {words:33} {size:>{wide},}" for words, size in rows]
+    said = [
+        f"{step['kind']} in groups of {step['group']}: {step['bytes']:,}"
+        if step["kind"] != "collective-permute"
+        else f"{step['kind']} between pairs: {step['bytes']:,}"
+        for step in xla["collectives"]
+    ]
+    return [
+        f"Reshard {found['dtype']} {tuple(found['global_shape'])} from {found['old']}"
+        f" to {found['new']}",
+        "",
+        f"Devices need {total:,} bytes in all. Where the nearest copy of them is:",
+        *made,
+        "",
+        *_table(found),
+        "",
+        "XLA" + ("" if xla["sure"] else ", perhaps (three dimensions change)") + ":",
+        *(f"  {words} bytes" for words in said or ["no collective: 0"]),
+        *(f"  {line}" for line in xla["why"]),
+    ]
+
+
+def _table(found: dict[str, Any]) -> list[str]:
+    """Who sends to whom: a row for each sender and a column for each receiver."""
+    processes = sorted(set(found["process_indices"]))
+    sent, received = found["sent_between_processes"], found["received_from"]
+    if not sent:
+        return ["Processes send each other nothing."]
+    columns = list(received)
+    head = (
+        "Bytes from process (row) to process (column), each piece once, as hostmesh.reshard sends"
+    )
+    names = [f"to {p}" for p in columns]
+    body = [[f"from {p}", *(f"{received[to][p]:,}" for to in columns)] for p in columns]
+    if len(columns) < len(processes):
+        others = [sum(received[to]) - sum(received[to][p] for p in columns) for to in columns]
+        body.append(["from others", *(f"{size:,}" for size in others)])
+    body.append(["in all", *(f"{sum(received[to]):,}" for to in columns)])
+    rows = [["", *names], *body]
+    while (
+        columns and sum(max(len(row[k]) for row in rows) + 2 for k in range(len(rows[0]))) > _LEFT
+    ):
+        rows = [row[:-1] for row in rows]
+    shown = len(rows[0]) - 1
+    widths = [max(len(row[k]) for row in rows) for k in range(shown + 1)]
+    drawn = [
+        "  ".join(
+            f"{cell:<{w}}" if k == 0 else f"{cell:>{w}}"
+            for k, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    more = len(processes) - shown
+    return [
+        head + ":",
+        *(f"  {row}".rstrip() for row in drawn),
+        *([f"  and {counted(more, 'more column', 'more columns')}"] if more else []),
+        f"  {sent:,} bytes between processes in all",
+    ]
+
+
+def _why(way: Route, least: int, moved: int) -> list[str]:
+    """Why XLA moves more than the least, in words."""
+    if moved <= least:
+        return ["the least possible"] if moved else []
+    kinds = " and ".join(dict.fromkeys(step.kind for step in way.steps))
+    said = [f"least possible {least:,} bytes; XLA's {kinds} {_move(kinds)} {moved:,}:"]
+    if way.is_whole:
+        return [
+            *said,
+            "it finds no way between these layouts, gathers the whole array on every device,",
+            "and each then keeps its part (XLA warns of involuntary full rematerialization)",
+        ]
+    for step, after in zip(way.steps, [*way.steps[1:], None], strict=True):
+        if step.kind == "all-gather" and after is not None and after.kind != "all-gather":
+            said.append("it gathers a dimension first, of which devices then keep a part")
+        elif step.kind == "all-to-all" and after is not None:
+            said.append("its all-to-all brings values to devices in another order than the mesh's,")
+            said.append("and what follows puts them right")
+        elif step.kind == "all-to-all" and len(way.steps) == 1:
+            said.append("it brings replicas whole shards, of which they then keep a part")
+        elif step.kind == "collective-permute" and (after is not None or len(way.steps) == 1):
+            said.append("a permute moves whole shards, also to devices that have a part of them")
+    return said
+
+
+def _move(kinds: str) -> str:
+    return "move" if " and " in kinds else "moves"
