@@ -272,15 +272,21 @@ def test_a_model_file_is_chosen_and_dropped(page: Page, tmp_path: Path) -> None:
     assert "its size 6 must be a multiple of 4" in page.text("#model")
     assert "150 tensors cannot be cut so, and are left out" in page.text("#totals")
 
-    page.find("#tab-layout").click()
-    page.driver.execute_script(
-        """
+
+def test_a_file_is_dropped_anywhere(page: Page, tmp_path: Path) -> None:
+    drop = """
         const transfer = new DataTransfer();
-        transfer.items.add(new File([new Uint8Array(3)], "broken.safetensors"));
-        document.body.dispatchEvent(
+        transfer.items.add(new File([new Uint8Array(arguments[0])], arguments[1]));
+        document.querySelector("h1").dispatchEvent(
             new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
         """
-    )
+    model_file(tmp_path / "model.safetensors")
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    page.driver.execute_script(drop, list(whole), "dropped.safetensors")
+    page.until(lambda: "300 tensors" in page.text("#model"))
+    assert page.text("#model h2") == "dropped.safetensors"
+    page.find("#tab-layout").click()
+    page.driver.execute_script(drop, [0, 0, 0], "broken.safetensors")
     page.until(page.error)
     assert "StorageError: broken.safetensors\n  given: a file of 3 bytes" in page.find(
         "#error"
