@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import click
@@ -150,3 +151,13 @@ def test_the_reference_has_every_public_name_once() -> None:
     shown = re.findall(r"^::: hostmesh\.(\w+)$", pages, re.MULTILINE)
     assert sorted({*shown} | {"multihost_utils"}) == sorted(public | {"testing"})
     assert len(shown) == len({*shown})
+
+
+def test_the_map_of_layers_is_in_the_order_of_the_contract() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = next(c["layers"] for c in contracts["contracts"] if c["type"] == "layers")
+    level = {name: n for n, layer in enumerate(layers) for name in re.findall(r"\w+", layer)}
+    drawn = next(b for b in blocks_of(DOCS / "architecture.md") if b.language == "text").code
+    names = [name for name in re.findall(r"\b_\w+", drawn) if name]
+    assert {*names} <= level.keys()
+    assert [level[name] for name in names] == sorted(level[name] for name in names)

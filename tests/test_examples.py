@@ -126,6 +126,8 @@ def test_slurm_batch_file() -> None:
     for name, value in options.items():
         assert re.fullmatch(forms[name], value), f"--{name}={value}"
     assert not options["signal"].startswith("B:")  # to the steps, which save, and not to bash
+    # JAX gives a task the one GPU of its number on the host.
+    assert options["ntasks-per-node"] == options["gpus-per-node"]
     assert re.findall(r"^srun .*?python (\S+)", text, re.MULTILINE) == ["examples/resume.py"]
 
 
