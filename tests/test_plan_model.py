@@ -242,6 +242,7 @@ def test_the_bill_in_words(model: Path) -> None:
     result = told(model, "load", hosts="2", replicas="once")
     assert result.exit_code == 0, result.output
     assert "replicas='once'" in result.output
+    assert max(map(len, result.output.splitlines()[1:])) <= 80  # after the name of the file
     assert re.search(r"process +reads +receives +sends +on its devices +staging", result.output)
     assert re.search(r"\n +host +reads", result.output)
     assert re.search(

@@ -181,15 +181,13 @@ def lines(found: dict[str, Any]) -> list[str]:
         said += ["", *_table("host", found["hosts"])]
     said += ["", "Sent: " + ", ".join(f"{n:,} {k.replace('_', ' ')}" for k, n in links.items())]
     peak = max(rows, key=lambda row: row["on_its_devices"] + row["staging"])
-    said.append(
-        f"Peak: process {peak['process']}, {peak['on_its_devices']:,} on its devices and at most"
-        f" {peak['staging']:,} in host memory on the way"
-    )
-    said.append(
-        f"Read in all: {found['in_all']['reads']:,}; {found['read_if_each_reads_its_own']:,} where"
-        f" each reads its own, {found['read_if_each_byte_is_read_once']:,} where each byte is read"
-        " once"
-    )
+    said += [
+        f"Peak on process {peak['process']}: {peak['on_its_devices']:,} on its devices,",
+        f"  and at most {peak['staging']:,} in host memory on the way",
+        f"Read in all: {found['in_all']['reads']:,};"
+        f" {found['read_if_each_reads_its_own']:,} where each reads its own,",
+        f"  {found['read_if_each_byte_is_read_once']:,} where each byte is read once",
+    ]
     if found["wrong"]:
         said.append(
             f"Left out, as they cannot be laid out: {', '.join(found['wrong'][:_SHOWN])}"
