@@ -187,7 +187,7 @@ def test_what_is_said() -> None:
         "involuntary full rematerialization",
     ):
         assert words in result.output
-    assert max(map(len, result.output.splitlines())) <= 100
+    assert max(map(len, result.output.splitlines())) <= 80
     assert "Processes send each other nothing" in told(reshard="data -> data,model").output
 
 
@@ -211,7 +211,7 @@ def test_a_mesh_of_thousands_is_abridged() -> None:
     assert "from others" in result.output
     assert re.search(r"and 1,0\d\d more columns", result.output)
     assert len(result.output.splitlines()) < 40
-    assert max(map(len, result.output.splitlines())) <= 100
+    assert max(map(len, result.output.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

@@ -85,13 +85,15 @@ def _holding(plan: Plan, hosts: Numbers) -> tuple[Numbers, npt.NDArray[np.bool_]
     """For each chunk its holders, which of them count, its turn, and how many share each's host."""
     holders, count = holders_by_chunk(plan)
     held = np.arange(holders.shape[1])[None, :] < count[:, None]
-    turns = np.indices(plan.chunk_counts).reshape(len(plan.chunk_counts), -1).sum(0)
+    turns = np.zeros(plan.chunk_counts, np.int64)
+    for number, count_along in enumerate(plan.chunk_counts):
+        turns += np.arange(count_along).reshape(-1, *[1] * (turns.ndim - number - 1))
     homes = hosts[holders]
     same = np.zeros(holders.shape, np.int64)
     for host in np.unique(homes):
         here = (homes == host) & held
         same += np.where(here, here.sum(1, keepdims=True) - 1, 0)
-    return holders, held, turns.astype(np.int64) + np.zeros(len(holders), np.int64), same
+    return holders, held, turns.ravel(), same
 
 
 def _parts(plan: Plan, several: int, itemsize: int, turn: int) -> list[tuple[int | None, int]]:
@@ -179,15 +181,13 @@ def lines(found: dict[str, Any]) -> list[str]:
         said += ["", *_table("host", found["hosts"])]
     said += ["", "Sent: " + ", ".join(f"{n:,} {k.replace('_', ' ')}" for k, n in links.items())]
     peak = max(rows, key=lambda row: row["on_its_devices"] + row["staging"])
-    said.append(
-        f"Peak: process {peak['process']}, {peak['on_its_devices']:,} on its devices and at most"
-        f" {peak['staging']:,} in host memory on the way"
-    )
-    said.append(
-        f"Read in all: {found['in_all']['reads']:,}; {found['read_if_each_reads_its_own']:,} where"
-        f" each reads its own, {found['read_if_each_byte_is_read_once']:,} where each byte is read"
-        " once"
-    )
+    said += [
+        f"Peak on process {peak['process']}: {peak['on_its_devices']:,} on its devices,",
+        f"  and at most {peak['staging']:,} in host memory on the way",
+        f"Read in all: {found['in_all']['reads']:,};"
+        f" {found['read_if_each_reads_its_own']:,} where each reads its own,",
+        f"  {found['read_if_each_byte_is_read_once']:,} where each byte is read once",
+    ]
     if found["wrong"]:
         said.append(
             f"Left out, as they cannot be laid out: {', '.join(found['wrong'][:_SHOWN])}"

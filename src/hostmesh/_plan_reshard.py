@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -120,7 +121,11 @@ def lines(found: dict[str, Any]) -> list[str]:
         "",
         "XLA" + ("" if xla["sure"] else ", perhaps (three dimensions change)") + ":",
         *(f"  {words} bytes" for words in said or ["no collective: 0"]),
-        *(f"  {line}" for line in xla["why"]),
+        *(
+            line
+            for why in xla["why"]
+            for line in wrap(why, 78, initial_indent="  ", subsequent_indent="  ")
+        ),
     ]
 
 
@@ -131,9 +136,7 @@ def _table(found: dict[str, Any]) -> list[str]:
     if not sent:
         return ["Processes send each other nothing."]
     columns = list(received)
-    head = (
-        "Bytes from process (row) to process (column), each piece once, as hostmesh.reshard sends"
-    )
+    head = "Bytes from process (row) to process (column), each piece once to a process"
     names = [f"to {p}" for p in columns]
     body = [[f"from {p}", *(f"{received[to][p]:,}" for to in columns)] for p in columns]
     if len(columns) < len(processes):
@@ -172,17 +175,18 @@ def _why(way: Route, least: int, moved: int) -> list[str]:
     if way.is_whole:
         return [
             *said,
-            "it finds no way between these layouts, gathers the whole array on every device,",
-            "and each then keeps its part (XLA warns of involuntary full rematerialization)",
+            "it knows no way between these layouts, gathers the array on every device, and each then"
+            " keeps its part (its involuntary full rematerialization)",
         ]
     for step, after in zip(way.steps, [*way.steps[1:], None], strict=True):
         if step.kind == "all-gather" and after is not None and after.kind != "all-gather":
             said.append("it gathers a dimension first, of which devices then keep a part")
         elif step.kind == "all-to-all" and after is not None:
-            said.append("its all-to-all brings values to devices in another order than the mesh's,")
-            said.append("and what follows puts them right")
+            said.append(
+                "its all-to-all leaves shards on other devices, and a permute moves them on"
+            )
         elif step.kind == "all-to-all" and len(way.steps) == 1:
-            said.append("it brings replicas whole shards, of which they then keep a part")
+            said.append("it brings whole shards to replicas, which then keep a part")
         elif step.kind == "collective-permute" and (after is not None or len(way.steps) == 1):
             said.append("a permute moves whole shards, also to devices that have a part of them")
     return said
