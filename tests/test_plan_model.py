@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -16,10 +17,11 @@ import safetensors.numpy
 from click.testing import CliRunner, Result
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from rich.console import Console
 
 import hostmesh as hm
 import meshes
-from hostmesh import _cli, _plan_load, _plan_rules
+from hostmesh import _cli, _plan_load, _plan_model, _plan_rules
 from hostmesh._plan_command import parse_spec
 from hostmesh._storage import _explain
 from hostmesh._storage._items import Item, loads_of
@@ -93,6 +95,22 @@ def test_the_table_is_read_in_80_columns(model: Path) -> None:
     assert re.search(r"layer\.1\.up +640x1024 +f32 +model,data +320x256 +327,680", result.output)
     assert f"7 tensors of {STORED:,} stored bytes" in result.output
     assert "all devices hold as much, and so do all processes" in result.output
+
+
+@pytest.mark.parametrize(("height", "pages"), [(10, True), (60, False)])
+def test_a_low_terminal_pages(
+    model: Path, monkeypatch: pytest.MonkeyPatch, height: int, pages: bool
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("rich.pager.SystemPager.show", lambda self, content: shown.append(content))
+    topology = hm.Topology.build({"data": 4, "model": 2}, 4)
+    rules = _plan_rules.read_rules(str(model.with_name("rules.toml")))
+    tensors = _plan_rules.planned(_plan_rules.stored_in(str(model)), topology, rules, parse_spec)
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=80, height=height)
+    _plan_model.show(_plan_model.facts(tensors, topology, rules), topology, console)
+    assert bool(shown) == pages
+    assert "layer.1.down" in ("".join(shown) if pages else out.getvalue())
 
 
 def test_sorted_and_filtered(model: Path) -> None:

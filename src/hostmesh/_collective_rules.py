@@ -80,7 +80,7 @@ class _Router:
 
     def to(self, old: Devices, new: Devices) -> Route:
         """From one array of devices to another, by the first rule that fits."""
-        if _refines(new, old):
+        if not self._elements or _refines(new, old):
             return Route(())
         if _chunks(new) == 1:
             return Route((self._gather(old, new),))
@@ -175,12 +175,18 @@ class _Router:
         """One dimension is gathered, and the others are swapped between the replicas."""
         if old.shape[-1] > 1 or new.shape[-1] == 1:
             return None
-        for axis in range(old.ndim - 1):
-            if old.shape[axis] == new.shape[-1]:
-                there = np.expand_dims(np.moveaxis(old, axis, -1)[..., 0, :], axis)
-                if (rest := self._swapped(there, new)) is not None:
-                    return [self._gather(old, there), *rest]
+        ways = [self._gathered_along(old, i) for i, n in enumerate(old.shape) if n == new.shape[-1]]
+        for there, step in ways:
+            if (rest := self._swapped(there, new)) is not None:
+                return [step, *rest]
+        for there, step in ways[:1]:
+            if (rest := self._merged(there, new)) is not None:
+                return [step, *rest]
         return None
+
+    def _gathered_along(self, old: Devices, axis: int) -> tuple[Devices, Step]:
+        there = np.expand_dims(np.moveaxis(old, axis, -1)[..., 0, :], axis)
+        return there, self._gather(old, there)
 
     def _swapped_and_cut(self, old: Devices, new: Devices) -> list[Step] | None:
         """Replicas swap, and then each keeps a part: where that ends on the right devices."""

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ._layout import layout_of
 from ._plan import Plan
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -38,16 +39,13 @@ class Needs:
 
 def chunk_numbers(plan: Plan) -> Numbers:
     """The chunk numbers of each device: shape (devices, dimensions)."""
-    shape = plan.topology.process_indices.shape
-    at = np.indices(shape).reshape(len(shape), -1)
-    number = {name: i for i, name in enumerate(plan.topology.axis_names)}
-    columns: list[Any] = []
-    for axes in plan.axes:
-        column: Any = np.zeros(plan.topology.size, np.int64)
-        for name in axes:
-            column = column * plan.topology.shape[name] + at[number[name]]
-        columns.append(column)
-    return np.stack(columns, 1) if columns else np.zeros((plan.topology.size, 0), np.int64)
+    topology, layout = plan.topology, layout_of(plan.topology, plan.axes)
+    at = topology.coordinates(np.arange(topology.size)).astype(np.int64)
+    found = np.zeros((topology.size, len(layout.strides)), np.int64)
+    for dimension, cut in enumerate(layout.strides):
+        for axis, step in cut:
+            found[:, dimension] += at[:, axis] * step
+    return found
 
 
 def needs(old: Plan, new: Plan, host_of: Sequence[int] | None = None) -> Needs:
