@@ -62,6 +62,7 @@ def test_numbers_for_programs(tmp_path: Path) -> None:
         ({"process": "4"}, "with --processes 4 they are numbered 0 to 3"),
         ({"order": "nowhere"}, "'nowhere': "),
         ({"svg": "no/such/folder.svg"}, "'no/such/folder.svg': No such file"),
+        ({"html": "no/such/folder.html"}, "'no/such/folder.html': No such file"),
     ],
 )
 def test_what_cannot_be_is_refused_in_four_parts(changes: dict[str, str], words: str) -> None:

@@ -149,7 +149,8 @@ def _incompatible(_: BaseException, match: re.Match[str]) -> str | None:
         for m in found
     )
     moved = b if found[1]["name"] and len(second) <= len(first) else a
-    local = len({_processes().get(i) for i in (first if moved == a else second)}) == 1
+    processes = _processes()
+    local = len({processes.get(i) for i in (first if moved == a else second)}) == 1
     way = "to_global" if local else "reshard"
     advice = f"Use one mesh for both, or move one: hostmesh.{way}({moved}, mesh, specs)."
     if sorted(first) == sorted(second):
@@ -175,7 +176,8 @@ def _device(number: int) -> str:
 
 def _devices(numbers: set[int]) -> str:
     listed = ", ".join(map(str, sorted(numbers)[:8])) + (", ..." if len(numbers) > 8 else "")
-    owners = {_processes()[number] for number in numbers if number in _processes()}
+    known = _processes()
+    owners = {known[number] for number in numbers if number in known}
     word = "device" if len(numbers) == 1 else "devices"
     return f"{word} {listed}" + (f" of {name_processes(owners)}" if owners else "")
 

@@ -79,12 +79,12 @@ def command(
     console = Console(no_color=plain or None, highlight=False)
     try:
         if html is not None or serve:  # the page says itself what cannot be
-            from ._draw import _serve
+            from ._draw import _page, _serve
 
             listed = "" if order in ("block", "interleaved") else json.dumps(_owners(order))
             start = _serve.start_of(mesh, processes, order, listed, spec, shape, dtype, process)
             if html is not None:
-                _serve.write(html, start)
+                _write("--html", html, _page.page(start))
             if serve:
                 _serve.serve(port, start)
             return
@@ -106,11 +106,11 @@ def command(
                 advice="choose one of these, or raise --processes",
             )
         planned = plan(topology, parse_spec(spec), global_shape=sizes, process=process)
+        if svg_file is not None:
+            _write("--svg", svg_file, svg(planned, name=str(kind)))
     except HostmeshError as error:
         click.echo(f"hostmesh plan: {error}", err=True)
         sys.exit(2)
-    if svg_file is not None:
-        _write(svg_file, svg(planned, name=str(kind)))
     facts = _facts(planned, kind, processes, order)
     if as_json:
         click.echo(json.dumps(facts, indent=1))
@@ -207,19 +207,17 @@ def _owners(path: str) -> Any:
         ) from None
 
 
-def _write(path: str, picture: str) -> None:
+def _write(option: str, path: str, text: str) -> None:
     try:
-        Path(path).write_text(picture, "utf-8")
+        Path(path).write_text(text, "utf-8")
     except OSError as error:
-        refused = build(
+        raise build(
             StorageError,
-            where="--svg",
+            where=option,
             given=f"{path!r}: {error.strerror or error}",
-            rule="the picture is written to a new file, or in place of an old one",
+            rule="it is written to a new file, or in place of an old one",
             advice="name a file in a folder that is there and can be written",
-        )
-        click.echo(f"hostmesh plan: {refused}", err=True)
-        sys.exit(2)
+        ) from None
 
 
 def _facts(planned: Plan, kind: np.dtype[Any], processes: int, order: str) -> dict[str, Any]:

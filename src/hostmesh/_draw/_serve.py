@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-from pathlib import Path
 
 import click
 
@@ -37,14 +36,6 @@ def start_of(
         "process": None if process is None else str(process),
     }
     return {name: value for name, value in given.items() if value is not None}
-
-
-def write(path: str, start: dict[str, str]) -> None:
-    """Writes the page to a file, which needs nothing else."""
-    try:
-        Path(path).write_text(page(start), "utf-8")
-    except OSError as error:
-        raise click.ClickException(f"--html {path}: {error.strerror or error}") from None
 
 
 def serve(port: int, start: dict[str, str]) -> None:
