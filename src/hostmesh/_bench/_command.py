@@ -15,6 +15,7 @@ from .. import _machine
 from .._errors import HostmeshError, SpecError, StorageError, build
 from ._claim import Claim
 from ._race import Settings
+from ._result import Result
 from ._table import notes, table, times
 
 QUICK = {"rounds": 2, "warm": 1, "least": 1, "seconds": 1.0}
@@ -147,7 +148,7 @@ def _touch(path: str) -> None:
         ) from None
 
 
-def _show(results: Sequence, said: str, settings: Settings, load: float) -> None:
+def _show(results: Sequence[Result], said: str, settings: Settings, load: float) -> None:
     with suppress(BrokenPipeError):
         console = Console(highlight=False)
         if results:

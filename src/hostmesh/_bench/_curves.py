@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .._doctor._units import duration, size
+from .._doctor._units import size
 from .._errors import HostmeshError
 from ._claim import Contestants, Race
 from ._race import Settings, race
 from ._record import Drawn, Point
 from ._result import spread
+from ._table import duration
 from ._table import times as ratio
 from .claims import (
     allgather_large,
@@ -192,7 +193,7 @@ ALL: Sequence[Curve] = (
         "bytes",
         _BYTES,
         _over_bytes(large_leaf.contestants),
-        bound="copy, warm memory",
+        bound="copy to warm",
     ),
     Curve(
         "allgather",

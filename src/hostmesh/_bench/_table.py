@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from .._doctor._units import duration
 from ._result import Result, Spread
 
 
@@ -15,8 +14,8 @@ def table(results: Sequence[Result]) -> Table:
     """A row for each claim, and below it one for each bound: what no way can do without."""
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     drawn.add_column("claim", no_wrap=True)
-    drawn.add_column("peer", overflow="fold", max_width=18)
-    for heading in ("takes", "hostmesh", "ratio", "10..90 %", "bar"):
+    drawn.add_column("peer", no_wrap=True)
+    for heading in ("takes", "ours", "ratio", "10..90 %", "bar"):
         drawn.add_column(heading, justify="right", no_wrap=True)
     drawn.add_column("", no_wrap=True)
     for of in results:
@@ -59,6 +58,20 @@ def times(ratio: float) -> str:
     ('0.83', '4', '17.3', '312')
     """
     return f"{ratio:.2f}" if ratio < 1 else f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in a unit that suits them.
+
+    >>> duration(0.0000436), duration(0.0128), duration(1.62)
+    ('43.6 us', '12.8 ms', '1.62 s')
+    """
+    scale, unit = (1e6, "us") if seconds < 1e-3 else (1e3, "ms") if seconds < 1 else (1, "s")
+    return (
+        f"{seconds * scale:.3g} {unit}"
+        if seconds * scale < 1000
+        else f"{seconds * scale:.0f} {unit}"
+    )
 
 
 def _range(ratio: Spread) -> str:

@@ -25,5 +25,7 @@ CLAIMS = (
         Race(contestants, calls=10),
         peer="JAX",
         bar=4,
+        why="an agreement is two trips to the coordination service, which shares the cores with all"
+        " processes here",
     ),
 )

@@ -32,6 +32,7 @@ CLAIMS = (
         Race(contestants),
         peer="to_global",
         bar=0.95,
+        why="both run the same code: this is the noise of the machine",
         ours="in",
     ),
     Claim(
@@ -40,6 +41,7 @@ CLAIMS = (
         Race(contestants),
         peer="to_local",
         bar=0.95,
+        why="both run the same code: this is the noise of the machine",
         ours="back",
     ),
 )

@@ -21,7 +21,7 @@ def contestants(folder: Path, nbytes: int = _given.LARGE) -> Contestants:
         "JAX": lambda: multihost_utils.host_local_array_to_global_array(leaf, mesh, spec),
         "hostmesh": lambda: hostmesh.to_global(leaf, mesh, spec),
         "numpy.copy": lambda: np.copy(leaf),
-        "copy, warm memory": lambda: np.copyto(warm, leaf),
+        "copy to warm": lambda: np.copyto(warm, leaf),
     }
 
 
@@ -32,7 +32,7 @@ CLAIMS = (
         Race(contestants),
         peer="JAX",
         bar=2.5,
-        bounds=("copy, warm memory",),
+        bounds=("copy to warm",),
     ),
     Claim(
         "large_leaf_copy",

@@ -36,5 +36,6 @@ CLAIMS = (
         peer="JAX",
         bar=4,
         bounds=("put alone",),
+        why="JAX's own put of each leaf, the bound, takes most of the time",
     ),
 )

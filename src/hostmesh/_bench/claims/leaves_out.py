@@ -31,6 +31,7 @@ CLAIMS = (
         Race(contestants),
         peer="JAX",
         bar=5,
+        why="JAX's making of one array for each leaf takes most of the time",
     ),
     Claim(
         "leaves_out_own",

@@ -41,7 +41,7 @@ def contestants(folder: Path) -> Contestants:
     return {
         "64 devices": warm(SMALL),
         "8,192 devices": warm(LARGE),
-        "64 devices, cold": cold(SMALL),
+        "64, cold": cold(SMALL),
         "8,192 devices, cold": cold(LARGE),
     }
 
@@ -60,7 +60,7 @@ CLAIMS = (
         "planning_cold",
         "a first plan on 8,192 devices of 1,024 processes, at most 3 times that on 64",
         _RACE,
-        peer="64 devices, cold",
+        peer="64, cold",
         bar=1 / 3,
         ours="8,192 devices, cold",
     ),

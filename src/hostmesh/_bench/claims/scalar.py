@@ -48,5 +48,7 @@ CLAIMS = (
         peer="JAX",
         bar=2,
         bounds=("requests alone",),
+        why="an agreement is two trips to the coordination service, which shares the cores with all"
+        " processes here",
     ),
 )
