@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -124,6 +128,39 @@ def _healthy() -> str:
 
 def test_nothing_is_found_where_nothing_is():
     assert run(_healthy, 4, 2, timeout=60) == ["well"] * 4
+
+
+_PROGRAM = """
+import sys
+import jax
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec as P
+import hostmesh as hm
+
+hm.initialize()
+x = hm.to_global(np.ones(2), Mesh(jax.devices(), "x"), P("x"))
+scale = 2.0 if sys.argv[1:] else 1.0 + jax.process_index()
+jax.jit(lambda x: x * scale)(x).block_until_ready()
+"""
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_program_by_the_environment(alike: bool, tmp_path: Path):
+    """Found where there is something to find, and not a word where there is not."""
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    command = [sys.executable, "-m", "hostmesh", "run", "-n", "2", "-d", "1", str(program)]
+    done = subprocess.run(
+        command + ["alike"] * alike,
+        env=os.environ | {"HOSTMESH_SANITIZE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    told = done.stdout + done.stderr
+    assert (done.returncode == 0) == alike
+    assert ("Traceback" in told) == (not alike), told
+    assert ("the compilation of jit__lambda" in told) == (not alike)
 
 
 def test_every_must_be_a_number_of_calls():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 from collections.abc import Generator
@@ -45,24 +46,27 @@ def sanitize() -> Generator[None]:
     >>> with hostmesh.sanitize():
     ...     hostmesh.barrier("here")
     """
+    with _watched():
+        yield
+        agree("the end of hostmesh.sanitize()")
+
+
+def begin() -> None:
+    """Sanitizes what is left of the program. Nothing is agreed on at its end: an error may be its end."""
+    rest = contextlib.ExitStack()
+    rest.enter_context(_watched())
+    atexit.register(rest.close)
+
+
+@contextlib.contextmanager
+def _watched() -> Generator[None]:
     steps = _Steps(_moments.watcher)
     with _jax.compiles_told(_compare), config.set(check="replicas"):
         _moments.watcher = steps
         try:
             yield
-            agree("the end of hostmesh.sanitize()")
         finally:
             _moments.watcher = steps.before
-
-
-_forever: contextlib.AbstractContextManager[None] | None = None
-
-
-def begin() -> None:
-    """Sanitizes what is left of the program."""
-    global _forever
-    _forever = sanitize()
-    _forever.__enter__()
 
 
 class _Steps:
