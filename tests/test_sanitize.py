@@ -163,6 +163,20 @@ def test_a_program_by_the_environment(alike: bool, tmp_path: Path):
     assert ("the compilation of jit__lambda" in told) == (not alike)
 
 
+def _other_key_unasked() -> str:
+    try:
+        _other_key()
+    except hm.DivergenceError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("asked", ["0", "1"])
+def test_clusters_of_tests_by_the_environment(asked: str):
+    found = run(_other_key_unasked, 2, 1, env={"HOSTMESH_SANITIZE": asked})
+    assert ["process 1" in message for message in found] == [asked == "1"] * 2
+
+
 def test_every_must_be_a_number_of_calls():
     with pytest.raises(hm.SpecError, match=re.escape("every=0")):
         hm.check_tree({"a": 1}, every=0)

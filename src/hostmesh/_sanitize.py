@@ -25,8 +25,8 @@ def sanitize() -> Generator[None]:
     """Within the block, processes that go different ways are an error where they part.
 
     To be entered in every process, best before the first program is compiled; or with
-    `HOSTMESH_SANITIZE=1` in the environment, by `hostmesh.initialize`, for all of the program. It
-    checks, besides what hostmesh's own calls always agree on:
+    `HOSTMESH_SANITIZE=1` in the environment, by `hostmesh.initialize`, for all of the program, and
+    for all multiprocess tests. It checks, besides what hostmesh's own calls always agree on:
 
     * each program over devices of several processes, when it is compiled: its name and all of its
       code (StableHLO, constants included) are the same, compiled in the same order,

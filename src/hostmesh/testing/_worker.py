@@ -16,7 +16,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._cluster import member_from_environment
+from .._cluster import SANITIZE, is_asked_for, member_from_environment
 from ._pickle import dumps
 from ._report import MACHINERY
 
@@ -59,6 +59,10 @@ def main(connection_number: int, stacks_number: int, parent: int) -> None:
     )
     # All processes meet here once, so that no task pays for it.
     jax.devices()  # pyright: ignore[reportUnknownMemberType]
+    if is_asked_for(SANITIZE):
+        from .._sanitize import begin
+
+        begin()
     reply(connection, DONE)
     serve(connection, {"call": call, "session": lambda *data: _session(connection, *data)})
 
