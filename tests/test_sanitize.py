@@ -121,6 +121,8 @@ def _healthy() -> str:
             hm.to_global({"a": rows, "b": 1.0}, _mesh(), {"a": P("x"), "b": P()})
         if jax.process_index() == 0:  # of one process: nobody's business
             jnp.ones(7).sum().block_until_ready()
+            for _ in hm.Feeder([np.ones(2)] * 3, Mesh(jax.local_devices(), "x"), P("x")):
+                pass  # a feeder's steps, and nobody else's
         hm.reshard(x, _mesh(), P("y"))
         hm.to_local(jax.device_put(x, NamedSharding(_mesh(), P())))
     return "well"

@@ -46,7 +46,7 @@ def sanitize() -> Generator[None]:
     >>> with hostmesh.sanitize():
     ...     hostmesh.barrier("here")
     """
-    with _watched():
+    with watched():
         yield
         agree("the end of hostmesh.sanitize()")
 
@@ -54,12 +54,13 @@ def sanitize() -> Generator[None]:
 def begin() -> None:
     """Sanitizes what is left of the program. Nothing is agreed on at its end: an error may be its end."""
     rest = contextlib.ExitStack()
-    rest.enter_context(_watched())
+    rest.enter_context(watched())
     atexit.register(rest.close)
 
 
 @contextlib.contextmanager
-def _watched() -> Generator[None]:
+def watched() -> Generator[None]:
+    """What `sanitize` does, without an agreement at its end."""
     steps = _Steps(_moments.watcher)
     with _jax.compiles_told(_compare), config.set(check="replicas"):
         _moments.watcher = steps

@@ -151,7 +151,7 @@ class Feeder(Iterator[Any]):
             raise self._error
         if self._ended:
             raise StopIteration
-        _moments.step(self._batches)
+        _moments.step(self._batches, of_all=len(self._options.members) == jax.process_count())
         pipeline = self._pipeline or self._start()
         with self._times.of("waited"), self._mark(pipeline):
             ready = pipeline.next()

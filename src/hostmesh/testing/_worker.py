@@ -6,6 +6,7 @@ that the starter reads; tasks and answers travel over one connection.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import os
@@ -59,10 +60,6 @@ def main(connection_number: int, stacks_number: int, parent: int) -> None:
     )
     # All processes meet here once, so that no task pays for it.
     jax.devices()  # pyright: ignore[reportUnknownMemberType]
-    if is_asked_for(SANITIZE):
-        from .._sanitize import begin
-
-        begin()
     reply(connection, DONE)
     serve(connection, {"call": call, "session": lambda *data: _session(connection, *data)})
 
@@ -96,10 +93,20 @@ def call(payload: bytes) -> Answer:
     before = State.now()
     try:
         function, args = pickle.loads(payload)
-        failed, result = False, dumps(function(*args))
+        with sanitized():
+            failed, result = False, dumps(function(*args))
     except BaseException as error:
         failed, result = True, pickle.dumps(error_text(error))
     return Answer(failed, before.restore(), result)
+
+
+def sanitized() -> contextlib.AbstractContextManager[None]:
+    """For a task, where the environment asks for it. Each begins anew: one may end in mid-step."""
+    if not is_asked_for(SANITIZE):
+        return contextlib.nullcontext()
+    from .._sanitize import watched
+
+    return watched()
 
 
 def error_text(error: BaseException) -> str:
