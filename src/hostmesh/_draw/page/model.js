@@ -150,7 +150,36 @@ const model = (() => {
     });
   }
 
-  return { headerLength, parseHeader, parseRules, ruleFor, rows };
+  // What the table is sorted by: numbers where larger comes first, or texts.
+  const COLUMNS = {
+    Tensor: (row) => row.tensor.name,
+    "Bytes a device": (row) => row.device,
+    Shard: (row) => (row.shard ? product(row.shard) : -1),
+    Shape: (row) => product(row.tensor.shape),
+    dtype: (row) => row.tensor.dtype,
+    Spec: (row) => row.spec,
+    Rule: (row) => (row.rule ? row.rule.pattern : ""),
+  };
+  const ascends = (column) => column !== "Bytes a device" && column !== "Shard" && column !== "Shape";
+
+  // The rows whose names a regular expression is found in, in the file's order or that of a column;
+  // those that are equal there stand by name.
+  function chosen(all, pattern, column = null, ascending = true) {
+    let wanted;
+    try {
+      wanted = new RegExp(pattern, "u");
+    } catch (error) {
+      throw new PlanError("SpecError", "--filter", `${quoted(pattern)}: ${error.message}`,
+        "it is a regular expression, looked for in names", "write, for example, 'layer.0.' or 'weight$'");
+    }
+    const found = all.filter((row) => wanted.test(row.tensor.name));
+    if (column === null) return found;
+    const by = (value, a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0);
+    const sign = ascending ? 1 : -1;
+    return found.sort((a, b) => sign * by(COLUMNS[column], a, b) || by(COLUMNS.Tensor, a, b));
+  }
+
+  return { headerLength, parseHeader, parseRules, ruleFor, rows, chosen, ascends, COLUMNS };
 })();
 
 if (typeof module !== "undefined") module.exports = model;
