@@ -226,7 +226,7 @@ def test_resharding_is_stepped(page: Page) -> None:
     assert all(sender // 2 == int(box[1:].split(":")[0]) // 16 % 2 for sender, _, box in blocks)
     assert page.text("#travels").startswith("32,768 bytes travel between processes in 8 blocks")
     assert not page.all("#hosts-travel")
-    assert page.cells("nearest")[-1] == ["in another process", "49,152"]
+    assert page.cells("nearest")[-1] == ["in another process", "65,536"]
     page.type("#hosts", "2")
     # Processes 0 and 1 are a host, and have the same rows: all that travels comes from the other.
     said = "Of these, 0 bytes stay within a host and 32,768 go between hosts."
