@@ -250,6 +250,18 @@ def test_resharding_is_stepped(page: Page) -> None:
     assert page.driver.execute_script(style) == "none"
 
 
+def test_a_reshard_of_the_command_line_is_what_it_begins_with(page: Page, tmp_path: Path) -> None:
+    asked = [*BASE, "--reshard", "data -> None,model", "--hosts", "2"]
+    result = CliRunner().invoke(_cli.main, [*asked, "--html", str(tmp_path / "out.html")])
+    assert result.exit_code == 0, result.output
+    page.driver.refresh()
+    assert page.text("#step").startswith("Before: P('data')")
+    numbers = json.loads(CliRunner().invoke(_cli.main, [*asked, "--json"]).output)["bytes"]
+    places = ("on_the_device", "within_process", "between_processes_of_a_host", "between_hosts")
+    shown = [int(row[1].replace(",", "")) for row in page.cells("nearest")]
+    assert shown == [numbers[place] for place in places]
+
+
 def model_file(path: Path) -> dict[str, tuple[int, ...]]:
     from safetensors.numpy import save_file
 
@@ -269,7 +281,7 @@ def test_a_model_file_is_chosen_and_dropped(page: Page, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     shapes = model_file(path)
     page.find("#tab-model").click()
-    page.type("#rules", "*.weight -> data,model")
+    page.type("#rules", "*.weight -> data,model\n*.bias -> None")
     page.find("#file").send_keys(str(path))
     page.until(lambda: "300 tensors" in page.text("#model"))
     # 150 weights of 8 x 16 x 2 bytes over 8 devices, and 150 whole biases of 6 x 4.
@@ -280,7 +292,7 @@ def test_a_model_file_is_chosen_and_dropped(page: Page, tmp_path: Path) -> None:
     page.type("#filter", "layer.14[.]")
     rows = [row.text for row in page.all("#model tbody tr")]
     assert rows == [
-        "layer.14.bias 24 (6,) (6,) float32 P() none",
+        "layer.14.bias 24 (6,) (6,) float32 P() *.bias",
         "layer.14.weight 32 (2, 8) (8, 16) bfloat16 P('data', 'model') *.weight",
     ]
     page.type("#filter", "layer.14")
@@ -306,9 +318,11 @@ def test_a_model_file_is_chosen_and_dropped(page: Page, tmp_path: Path) -> None:
     assert "it is a regular expression" in page.error()
     page.type("#filter", "layer.14[.]")
     assert page.error() == ""
-    page.type("#rules", "*.bias -> data")
+    page.type("#rules", "* -> data")
     assert "its size 6 must be a multiple of 4" in page.text("#model")
     assert "150 tensors cannot be cut so, and are left out" in page.text("#totals")
+    page.type("#rules", "*.bias -> None")
+    assert "matches no rule" in page.text("#model")
 
 
 def test_a_file_is_dropped_anywhere(page: Page, tmp_path: Path) -> None:

@@ -340,16 +340,19 @@ def test_a_models_table() -> None:
     )
     topology = hm.Topology.build({"data": 4, "model": 2}, 4)
     assert [row["tensor"]["name"] for row in answer["is"]] == list(header.entries)
-    failures = 0
+    failures = unmatched = 0
     for row, entry in zip(answer["is"], header.entries.values(), strict=True):
-        spec: Any = ()
+        spec: Any = None
         if entry.name == "layer.3.weight":
             spec = (None, "model")
         elif fnmatch.fnmatchcase(entry.name, "*.weight"):
             spec = ("data", "model")
         elif fnmatch.fnmatchcase(entry.name, "layer.[!1-4].b?as"):
             spec = (("data", "model"),)
-        if row["error"]:
+        if spec is None:
+            assert row["error"] == "matches no rule"
+            unmatched += 1
+        elif row["error"]:
             with pytest.raises(HostmeshError) as error:
                 hm.plan(topology, spec, global_shape=entry.shape)
             assert row["error"] == str(error.value)
@@ -358,7 +361,8 @@ def test_a_models_table() -> None:
             plan = hm.plan(topology, spec, global_shape=entry.shape)
             assert (row["spec"], tuple(row["shard"])) == (spec_in_words(plan), plan.shard_shape)
             assert row["device"] == plan.device_nbytes(entry.dtype)
-    assert 0 < failures < len(tensors)
+    assert unmatched == 20 + 14
+    assert 0 < failures < len(tensors) - unmatched
     with pytest.raises(hm.StorageError) as short:
         _format.parse(start[8:], len(whole) - 1, "file")
     with pytest.raises(hm.StorageError) as none:

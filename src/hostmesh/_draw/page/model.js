@@ -130,15 +130,19 @@ const model = (() => {
     return new RegExp(`^${source.join("")}$`, "u");
   }
 
-  // A name goes before patterns, and the first pattern that matches counts; none replicates.
+  // A name goes before patterns, and the first pattern that matches counts.
   function ruleFor(rules, name) {
     return rules.find((r) => r.pattern === name) || rules.find((r) => r.expression.test(name)) || null;
   }
 
-  // One row a tensor: its plan, or why it has none.
+  // One row a tensor: its plan, or why it has none. Where there are rules, each needs one that matches.
   function rows(mesh, tensors, rules) {
     return tensors.map((tensor) => {
       const rule = ruleFor(rules, tensor.name);
+      if (!rule && rules.length) {
+        const wrong = "matches no rule";
+        return { tensor, rule, spec: "", shard: null, device: 0, error: wrong, wrong };
+      }
       try {
         const made = planning.plan(mesh, rule ? rule.spec : [], tensor.shape);
         const device = product(made.shardShape) * tensor.itemsize;
