@@ -1,0 +1,4 @@
+"""What hostmesh takes beside its peers: `hostmesh bench`.
+
+_plot  a curve as SVG (pure)
+"""
