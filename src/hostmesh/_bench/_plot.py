@@ -115,7 +115,7 @@ def plot(curve: Curve) -> str:
         places = [(across.at(x), down.at(value)) for x, value in values]
         line = " ".join(f"{x:.2f},{y:.2f}" for x, y in places)
         told = [
-            f"{names[series]}, {_counted(x, curve['x'])}: {duration(value)}" for x, value in values
+            f"{names[series]}, {in_words(x, curve['x'])}: {duration(value)}" for x, value in values
         ]
         marks = "".join(
             f'<g class="mark" transform="translate({x:.2f} {y:.2f})">'
@@ -139,12 +139,21 @@ def described(curve: Curve) -> str:
     """The curve in words, for those who do not see it."""
     names = {"ours": "hostmesh", "peer": curve["peer"], "bound": curve["bound"]}
     sentences = [
-        f"{_counted(point['x'], curve['x'])}: "
+        f"{in_words(point['x'], curve['x'])}: "
         + ", ".join(f"{names[s]} {duration(point[s])}" for s in names if point[s])
         for point in curve["points"]
         if any(point[series] for series in names)
     ]
     return ". ".join([*sentences, ""]).strip() or "Not measured."
+
+
+def in_words(x: int, what: str) -> str:
+    """One size with what it counts.
+
+    >>> in_words(2**20, "bytes"), in_words(1, "leaves"), in_words(8192, "devices")
+    ('1 MiB', '1 leaf', '8,192 devices')
+    """
+    return size(x) if what == "bytes" else counted(x, _ONE.get(what, what), what)
 
 
 class _Scale:
@@ -207,7 +216,3 @@ def _text(words: str, x: float, y: float, kind: str) -> str:
 
 def _size(x: int, what: str) -> str:
     return size(x) if what == "bytes" else f"{x:,}"
-
-
-def _counted(x: int, what: str) -> str:
-    return size(x) if what == "bytes" else counted(x, _ONE.get(what, what), what)
