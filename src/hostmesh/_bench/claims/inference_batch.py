@@ -1,17 +1,21 @@
-"""A batch of 5 small int32 leaves in: at least 2x as fast as a hand-written loop of device_put."""
+"""A batch of small leaves in, against what is written by hand."""
 
-from _race import Contestants, Row, main, race
+from __future__ import annotations
+
+from pathlib import Path
+
+from .._claim import Claim, Contestants, Race
+from . import _given
 
 
-def contestants() -> Contestants:
+def contestants(folder: Path) -> Contestants:
     import jax
     import numpy as np
-    from jax.experimental import multihost_utils
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    from jax.sharding import NamedSharding, PartitionSpec
 
     import hostmesh
 
-    mesh = Mesh(np.array(jax.devices()).reshape(jax.process_count(), -1), ("x", "y"))
+    mesh = _given.mesh()
     spec = PartitionSpec(("x", "y"))
     sharding = NamedSharding(mesh, spec)
     devices = jax.local_devices()
@@ -32,20 +36,17 @@ def contestants() -> Contestants:
         return out
 
     return {
-        "slice and device_put": by_hand,
-        "JAX": lambda: multihost_utils.host_local_array_to_global_array(batch, mesh, spec),
+        "slice and put": by_hand,
         "hostmesh": lambda: hostmesh.to_global(batch, mesh, spec),
     }
 
 
-def measure(rounds: int) -> list[Row]:
-    times = race(contestants, rounds)
-    bounds = {"slice and device_put": 2, "JAX": None}
-    return [
-        Row("to_global, 5 leaves", peer, times[peer], times["hostmesh"], bound, "us")
-        for peer, bound in bounds.items()
-    ]
-
-
-if __name__ == "__main__":
-    main(measure, __doc__, rounds=200)
+CLAIMS = (
+    Claim(
+        "inference_batch",
+        "a batch of 5 small int32 leaves in, against a loop of device_put written by hand",
+        Race(contestants, calls=10),
+        peer="slice and put",
+        bar=2,
+    ),
+)

@@ -1,0 +1,165 @@
+"""`hostmesh bench`: what is claimed of speed, measured on this machine side by side with JAX."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from .. import _machine
+from .._errors import HostmeshError, SpecError, StorageError, build
+from ._claim import Claim
+from ._race import Settings
+from ._result import Result
+from ._table import notes, table, times
+
+QUICK = {"rounds": 2, "warm": 1, "least": 1, "seconds": 1.0}
+
+
+@click.command()
+@click.option("--processes", type=click.IntRange(1, 16), default=4, show_default=True)
+@click.option(
+    "--devices",
+    type=click.Choice(["1", "2", "4", "8"]),
+    default="2",
+    show_default=True,
+    help="CPU devices of each process.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Rounds of each race, however long they take.  [default: 15, fewer in slow races]",
+)
+@click.option(
+    "--curves", is_flag=True, help="Also over processes, bytes, leaves and devices: minutes more."
+)
+@click.option("--quick", is_flag=True, help="Two rounds: whether all runs, not what it takes.")
+@click.option("--json", "json_file", metavar="FILE", help="Write all figures to a file, as JSON.")
+@click.option("--list", "listed", is_flag=True, help="Only say what is claimed.")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+def command(
+    names: tuple[str, ...],
+    processes: int,
+    devices: str,
+    rounds: int | None,
+    curves: bool,
+    quick: bool,
+    json_file: str | None,
+    listed: bool,
+) -> None:
+    """Race hostmesh against JAX and others on this machine, and show the ratios.
+
+    All contestants of a claim are called in turns in the same processes. A bound is what no way can
+    do without, such as one copy. Figures, not a check: it ends with 0 where a bar is missed, and
+    with 1 where a race fails. Run it on a quiet machine.
+
+    \b
+    hostmesh bench
+    hostmesh bench leaves_in barrier --rounds 100
+    hostmesh bench --curves --json bench.json
+    """
+    from .claims import ALL
+
+    progress = Console(stderr=True, highlight=False)
+    load = _machine.load()
+    try:
+        claims = choose(names, ALL)
+        if listed:
+            _list(claims)
+            return
+        if json_file is not None:
+            _touch(json_file)
+    except HostmeshError as error:
+        click.echo(f"hostmesh bench: {error}", err=True)
+        sys.exit(2)
+
+    from . import _accelerator, _curves, _record, _run
+
+    settings = Settings(processes, int(devices))
+    if quick:
+        settings = Settings(processes, int(devices), **QUICK)  # pyright: ignore[reportArgumentType]
+    if rounds is not None:
+        settings = Settings(
+            processes, int(devices), rounds=rounds, warm=settings.warm, least=rounds
+        )
+    failures: list[str] = []
+
+    def begins(title: str) -> None:
+        progress.print(title, markup=False, style="dim")
+
+    def failed(title: str, error: HostmeshError) -> None:
+        failures.append(title)
+        click.echo(f"hostmesh bench: {title} failed: {error}", err=True)
+
+    results = _run.run([c for c in claims if c.name != _accelerator.NAME], settings, begins, failed)
+    found = _accelerator.Found()
+    if any(claim.name == _accelerator.NAME for claim in claims):
+        begins(_accelerator.NAME)
+        found = _accelerator.measure(settings)
+        results += found.results
+    drawn = _curves.run(settings, begins, failed) if curves else []
+    if json_file is not None:
+        facts = _record.record(results, drawn, settings, load, found.devices)
+        Path(json_file).write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+    _show(results, found.said, settings, load)
+    for curve in drawn:
+        click.echo(f"\n{_curves.text(curve)}")
+    sys.exit(1 if failures else 0)
+
+
+def choose(names: Sequence[str], known: Sequence[Claim]) -> list[Claim]:
+    """The claims of these names, in the table's order; all where there are none."""
+    unknown = [name for name in names if name not in {claim.name for claim in known}]
+    if unknown:
+        raise build(
+            SpecError,
+            where="NAME",
+            given=", ".join(unknown),
+            rule=f"the claims are {', '.join(claim.name for claim in known)}",
+            advice="choose of these, or none for all; hostmesh bench --list says what they are",
+        )
+    return [claim for claim in known if not names or claim.name in names]
+
+
+def _list(claims: Sequence[Claim]) -> None:
+    for claim in claims:
+        bar = "" if claim.bar is None else f"; bar {times(claim.bar)}"
+        click.echo(f"{claim.name}\n    {claim.sentence}\n    peer: {claim.peer}{bar}")
+
+
+def _touch(path: str) -> None:
+    """Minutes before it is written: whether it can be."""
+    try:
+        with open(path, "a"):
+            pass
+    except OSError as error:
+        raise build(
+            StorageError,
+            where="--json",
+            given=f"{path!r}: {error.strerror or error}",
+            rule="it is written to a new file, or in place of an old one",
+            advice="name a file in a folder that is there and may be written to",
+        ) from None
+
+
+def _show(results: Sequence[Result], said: str, settings: Settings, load: float) -> None:
+    with suppress(BrokenPipeError):
+        console = Console(highlight=False)
+        if results:
+            console.print(
+                f"{settings.processes} processes x {settings.devices} devices, medians; a ratio is"
+                " the peer's time to hostmesh's",
+                soft_wrap=True,
+            )
+            console.print(table(results))
+        for line in [*notes(results), *([said] if said else [])]:
+            console.print(line, markup=False)
+        console.print(
+            f"load of the machine before: {load:.1f}; what each claim is: hostmesh bench --list"
+        )
