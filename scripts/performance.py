@@ -137,8 +137,11 @@ def _whole_sentences(claims: list[Claim]) -> Iterator[tuple[str, str]]:
     """The sentence of each claim without what stands above it: "the same" is named."""
     subject = ""
     for claim in claims:
-        sentence = re.sub("^the same", lambda _: subject or "the same", claim["sentence"])
-        subject = sentence.partition(",")[0] if sentence == claim["sentence"] else subject
+        sentence = claim["sentence"]
+        if sentence.startswith("the same"):
+            sentence = subject + sentence.removeprefix("the same")
+        else:
+            subject = sentence.partition(",")[0]
         yield claim["name"], sentence
 
 
