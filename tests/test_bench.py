@@ -119,6 +119,7 @@ def test_the_json_has_all_that_is_known() -> None:
     assert found["peer"]["name"] == "JAX"
     assert found["bounds"] == [{"name": "one copy", "median": 0.0005}]
     assert (found["bar"], found["holds"], found["why"], found["unit"]) == (6, False, "so", "s")
+    assert found["rounds"] == 5
     assert facts["curves"] == [
         {
             "name": "c",
@@ -155,7 +156,7 @@ def test_claims_of_one_race_are_raced_once_and_who_is_missing_is_left_out(
     ]
     begun: list[str] = []
     found = _run.run(claims, Settings(), begun.append, lambda title, error: None)
-    assert begun == ["a, c", "b"]
+    assert begun == ["[1/2] a, c", "[2/2] b"]
     assert asked == [["JAX", "copy", "hostmesh"], ["JAX", "hostmesh"]]
     assert [each.claim.name for each in found] == ["a", "b", "c"]
     assert found[2].peer is None
@@ -192,7 +193,8 @@ def test_two_races_for_real(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     done = bench("leaves_out", "small_leaf_in", "planning", "--quick", "--json", str(file))
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines() == ["leaves_out", "small_leaf_in", "planning"]
+    told = ["[1/3] leaves_out", "[2/3] small_leaf_in", "[3/3] planning"]
+    assert done.stderr.splitlines() == told
     facts = json.loads(file.read_text())
     assert [each["name"] for each in facts["claims"]] == ["leaves_out", "small_leaf_in", "planning"]
     for each in facts["claims"]:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -18,7 +19,7 @@ from ._race import Settings
 from ._result import Result
 from ._table import notes, table, times
 
-QUICK = {"rounds": 2, "warm": 1, "least": 1, "seconds": 1.0}
+_QUICK = Settings(rounds=2, warm=1, least=1, seconds=1.0)
 
 
 @click.command()
@@ -81,13 +82,9 @@ def command(
 
     from . import _accelerator, _curves, _record, _run
 
-    settings = Settings(processes, int(devices))
-    if quick:
-        settings = Settings(processes, int(devices), **QUICK)  # pyright: ignore[reportArgumentType]
+    settings = replace(_QUICK if quick else Settings(), processes=processes, devices=int(devices))
     if rounds is not None:
-        settings = Settings(
-            processes, int(devices), rounds=rounds, warm=settings.warm, least=rounds
-        )
+        settings = replace(settings, rounds=rounds, least=rounds)
     failures: list[str] = []
 
     def begins(title: str) -> None:

@@ -61,9 +61,10 @@ def run(
     )
     points: dict[tuple[str, int], Point] = {}
     pairs = [(curve, x, curve.race(x, settings.processes)) for curve in ALL for x in curve.xs]
-    for curve, x, of in sorted(pairs, key=lambda pair: short.layout(pair[2])):
+    ordered = sorted(pairs, key=lambda pair: short.layout(pair[2]))
+    for number, (curve, x, of) in enumerate(ordered, 1):
         title = f"{curve.name}, {x:,} {curve.x}"
-        begins(title)
+        begins(f"[{number}/{len(ordered)}] {title}")
         names = [name for name in ("hostmesh", curve.peer, curve.bound) if name]
         try:
             found = {name: spread(of).median for name, of in race(of, names, short).items()}

@@ -67,7 +67,7 @@ def record(
             "hostmesh": __version__,
         },
         "layout": {"processes": settings.processes, "devices": settings.devices},
-        "rounds": settings.rounds,
+        "rounds": settings.rounds,  # at most; a claim has its own number
         "claims": [_claim(of) for of in results],
         "curves": [asdict(curve) for curve in curves],
     }
@@ -79,6 +79,7 @@ def _claim(of: Result) -> dict[str, Any]:
         "name": claim.name,
         "sentence": claim.sentence,
         "unit": "s",
+        "rounds": of.rounds,
         "ours": asdict(of.ours),
         "peer": None if of.peer is None else {"name": claim.peer, **asdict(of.peer)},
         "bounds": [{"name": name, "median": median} for name, median in of.bounds],

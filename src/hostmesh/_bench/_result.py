@@ -23,7 +23,7 @@ class Spread:
 class Result:
     """What came out for a claim, in seconds. Without a peer nothing of the peer is known.
 
-    `ratio` is of medians; its `low` and `high` are of the rounds' own ratios, in which a load that
+    `ratio` is of medians over `rounds`; its `low` and `high` are of the rounds' own ratios, in which a load that
     comes and goes meets both.
     """
 
@@ -32,6 +32,7 @@ class Result:
     peer: Spread | None
     bounds: tuple[tuple[str, float], ...]
     ratio: Spread | None
+    rounds: int
 
     @property
     def holds(self) -> bool | None:
@@ -73,4 +74,5 @@ def result(claim: Claim, times: Mapping[str, Sequence[float]]) -> Result:
         None if theirs is None else spread(theirs),
         tuple((name, spread(times[name]).median) for name in claim.bounds if name in times),
         ratio,
+        len(ours),
     )

@@ -25,11 +25,11 @@ def run(
     for claim in claims:
         races.setdefault(claim.race, []).append(claim)
     found: dict[str, Result] = {}
-    for of, several in sorted(
-        races.items(), key=lambda item: settings.layout(item[0]), reverse=True
-    ):
+    ordered = sorted(races, key=settings.layout, reverse=True)
+    for number, of in enumerate(ordered, 1):
+        several = races[of]
         title = ", ".join(claim.name for claim in several)
-        begins(title)
+        begins(f"[{number}/{len(ordered)}] {title}")
         names = {
             name
             for claim in several
