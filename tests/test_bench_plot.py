@@ -10,8 +10,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from click.testing import CliRunner
 
 from contrast import contrast
+from hostmesh import _cli
+from hostmesh._bench import _curves, _record, _run
 from hostmesh._bench._plot import plot, write_plots
 
 NS = "{http://www.w3.org/2000/svg}"
@@ -160,6 +163,27 @@ def test_words_are_escaped_and_named_for_screen_readers(tmp_path: Path) -> None:
     assert named[title] == "One <leaf> & more"
     assert (named[described] or "").startswith("1 KiB: hostmesh 0.1 ms, JAX 0.3 ms, one copy ")
     assert ElementTree.fromstring(plot(curve([], title="]]>\x1b"))) is not None
+
+
+def test_the_command_draws_the_curves_that_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = tuple(_record.Point(**point) for point in SIZES["points"])
+    measured = _record.Drawn("a", SIZES["title"], "bytes", "JAX", "one copy", points)
+    monkeypatch.setattr(_curves, "run", lambda *told: [measured])
+    monkeypatch.setattr(_run, "run", lambda *told: [])
+    folder = tmp_path / "new" / "curves"
+    done = CliRunner().invoke(_cli.main, ["bench", "leaves_in", "--svg", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert {path.name: path.read_text("utf-8") for path in folder.iterdir()} == {
+        "a.svg": plot(SIZES)
+    }
+    in_the_way = tmp_path / "file"
+    in_the_way.touch()
+    refused = CliRunner().invoke(_cli.main, ["bench", "--svg", str(in_the_way)])
+    assert refused.exit_code == 2
+    assert "--svg" in refused.output
+    assert str(in_the_way) in refused.output
 
 
 def test_lines_and_text_stand_out_in_light_and_dark() -> None:

@@ -131,6 +131,10 @@ def test_losses_are_said_in_words() -> None:
         "- `save`: Orbax is not installed.",
     ]
     assert "Nowhere in this run." in made(FAST)["docs/performance.md"]
+    amiss = claim("scalar", 0.008, 0.018, None, bounds=[{"name": "one copy", "median": 0.009}])
+    words = "- `scalar`: is faster than its bound, one copy, which this run measured amiss."
+    assert words in made(amiss)["docs/performance.md"]
+    assert "Rounds: 15." in made(amiss)["docs/performance.md"]
     assert "Slower than JAX: 1 KiB." in page
 
 
