@@ -177,10 +177,11 @@ def _across(values: Sequence[float]) -> _Scale:
 def _down(values: Sequence[float]) -> _Scale:
     """From a round number below all values to one above them: 1, 2 or 5 of a decade."""
     low, high = min(values, default=1e-3), max(values, default=1e-1)
+    aside = max(1.1, (high / low) ** 0.03)  # no mark stands on the frame
     first, last = math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1
     steps = [float(f"{m}e{e}") for e in range(first, last + 1) for m in (1, 2, 5)]
-    start = max(step for step in steps if step < 0.9 * low)  # no mark stands on the frame
-    end = min(step for step in steps if step > 1.1 * high)
+    start = max(step for step in steps if step < low / aside)
+    end = min(step for step in steps if step > high * aside)
     ticks = [step for step in steps if start <= step <= end]
     if len(ticks) > 8:
         ticks = [step for step in ticks if f"{step:e}".startswith("1")]
