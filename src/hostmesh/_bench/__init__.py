@@ -9,4 +9,5 @@ _table        results as a table for people (pure, but for the console)
 _record       results as JSON, with machine and versions
 _curves       the same over processes, bytes, leaves and devices
 _accelerator  host to device, in a process that sees the accelerators
+_plot         a curve as SVG (pure)
 """

@@ -15,6 +15,7 @@ from rich.console import Console
 from .. import _machine
 from .._errors import HostmeshError, SpecError, StorageError, build
 from ._claim import Claim
+from ._plot import write_plots
 from ._race import Settings
 from ._result import Result
 from ._table import notes, table, times
@@ -42,6 +43,9 @@ _QUICK = Settings(rounds=2, warm=1, least=1, seconds=1.0)
 )
 @click.option("--quick", is_flag=True, help="Two rounds: whether all runs, not what it takes.")
 @click.option("--json", "json_file", metavar="FILE", help="Write all figures to a file, as JSON.")
+@click.option(
+    "--svg", "svg_folder", metavar="FOLDER", help="Draw the curves, too: a file for each."
+)
 @click.option("--list", "listed", is_flag=True, help="Only say what is claimed.")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 def command(
@@ -52,6 +56,7 @@ def command(
     curves: bool,
     quick: bool,
     json_file: str | None,
+    svg_folder: str | None,
     listed: bool,
 ) -> None:
     """Race hostmesh against JAX and others on this machine, and show the ratios.
@@ -63,7 +68,7 @@ def command(
     \b
     hostmesh bench
     hostmesh bench leaves_in barrier --rounds 100
-    hostmesh bench --curves --json bench.json
+    hostmesh bench --curves --json bench.json --svg curves
     """
     from .claims import ALL
 
@@ -75,7 +80,9 @@ def command(
             _list(claims)
             return
         if json_file is not None:
-            _touch(json_file)
+            _may_write("--json", Path(json_file))
+        if svg_folder is not None:
+            _may_write("--svg", Path(svg_folder), folder=True)
     except HostmeshError as error:
         click.echo(f"hostmesh bench: {error}", err=True)
         sys.exit(2)
@@ -100,10 +107,12 @@ def command(
         begins(_accelerator.NAME)
         found = _accelerator.measure(settings)
         results += found.results
-    drawn = _curves.run(settings, begins, failed) if curves else []
+    drawn = _curves.run(settings, begins, failed) if curves or svg_folder is not None else []
+    facts = _record.record(results, drawn, settings, load, found.devices)
     if json_file is not None:
-        facts = _record.record(results, drawn, settings, load, found.devices)
         Path(json_file).write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+    if svg_folder is not None:
+        write_plots(facts["curves"], Path(svg_folder))
     _show(results, found.said, settings, load)
     for curve in drawn:
         click.echo(f"\n{_curves.text(curve)}")
@@ -130,18 +139,20 @@ def _list(claims: Sequence[Claim]) -> None:
         click.echo(f"{claim.name}\n    {claim.sentence}\n    peer: {claim.peer}{bar}")
 
 
-def _touch(path: str) -> None:
+def _may_write(option: str, path: Path, folder: bool = False) -> None:
     """Minutes before it is written: whether it can be."""
     try:
-        with open(path, "a"):
-            pass
+        if folder:
+            path.mkdir(parents=True, exist_ok=True)
+        else:
+            path.open("a").close()
     except OSError as error:
         raise build(
             StorageError,
-            where="--json",
-            given=f"{path!r}: {error.strerror or error}",
-            rule="it is written to a new file, or in place of an old one",
-            advice="name a file in a folder that is there and may be written to",
+            where=option,
+            given=f"{str(path)!r}: {error.strerror or error}",
+            rule="files are written anew, or in place of old ones",
+            advice="name a place that is there and may be written to",
         ) from None
 
 
