@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import pickle
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ import hostmesh as hm
 import oracle
 
 LETTERS = "abcd"
+# How many layouts; the mutation tests make do with fewer, a long run tries more.
+EXAMPLES = int(os.environ.get("HOSTMESH_TEST_FUZZ", "2000"))
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ everything, half = (
         suppress_health_check=[HealthCheck.too_slow],
         database=None,
     )
-    for count in (2000, 1000)
+    for count in (EXAMPLES, -(-EXAMPLES // 2))
 )
 
 
