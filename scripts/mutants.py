@@ -25,7 +25,17 @@ PURE = ["tests/test_bad_input.py::test_wrong_plans", "tests/test_topology.py", "
 TESTS = {"_convert": ["tests/test_convert_rules.py"]}
 # Of `_convert`, what decides; the rest moves bytes, and is tested on several processes.
 DECIDES = {
-    "_convert": ["_level_of", "processes_of", "_layouts", "_shardings", "_is_shape", "_shapes_for", "mesh_for", "sharding_for", "_where"]
+    "_convert": [
+        "_level_of",
+        "processes_of",
+        "_layouts",
+        "_shardings",
+        "_is_shape",
+        "_shapes_for",
+        "mesh_for",
+        "sharding_for",
+        "_where",
+    ]
 }
 # Operators whose mutants would be tried twice over, or that only break a name.
 SKIPPED = ("Variable", "RemoveDecorator", "ExceptionReplacer")
@@ -139,7 +149,16 @@ def survives(module: str, source: str) -> bool:
             os.dup2(nothing, 1)
             os.dup2(nothing, 2)
         sys.meta_path.insert(0, _Mutant(module, source))
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0"]
+        options = [
+            "-x",
+            "-q",
+            "--assert=plain",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            "--hypothesis-seed=0",
+        ]
         status = 1
         try:
             status = int(pytest.main([*options, *TESTS.get(module, PURE)]))
