@@ -161,7 +161,8 @@ def survives(module: str, source: str) -> bool:
         ]
         status = 1
         try:
-            status = int(pytest.main([*options, *TESTS.get(module, PURE)]))
+            tests = [*TESTS.get(module, PURE), "--doctest-modules", str(path_of(module))]
+            status = int(pytest.main([*options, *tests]))
         except BaseException:
             traceback.print_exc()
         sys.stdout.flush()
