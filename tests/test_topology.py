@@ -63,6 +63,20 @@ def test_what_differs_is_not_equal() -> None:
     assert topology != hm.Topology({"x": 4, "y": 1}, [0, 0, 1, 1])
     assert topology != hm.Topology({"x": 2, "y": 2}, [0, 1, 0, 1])
     assert topology != "topology"
+    same = topology
+    assert topology == same
+
+
+def test_subcubes_of_many_devices() -> None:
+    large = hm.Topology.build({"x": 64, "y": 32}, processes=2)
+    assert large.is_subcube(0)
+    assert not large.is_subcube(2)
+    assert not hm.Topology.build({"x": 64, "y": 32}, 2, order="interleaved").is_subcube(0)
+
+
+def test_no_process_numbers_are_too_few() -> None:
+    with pytest.raises(hm.SpecError, match="process numbers of shape"):
+        hm.Topology({"x": 1}, np.zeros(0, int))
 
 
 def test_contents_cannot_change_under_the_hash() -> None:
