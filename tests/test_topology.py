@@ -94,4 +94,5 @@ def test_repr_and_who_are_short() -> None:
     topology = hm.Topology.build({"x": 64}, processes=64)
     assert repr(topology) == "Topology(x=64; 64 devices of 64 processes)"
     assert topology.who() == "processes 0, 1, 2, 3, 4, 5, 6, 7 and 56 more"
+    assert hm.Topology.build({"x": 9}, 9).who() == "processes 0, 1, 2, 3, 4, 5, 6, 7 and 1 more"
     assert hm.Topology({}, [3]).who() == "processes 3"
