@@ -74,6 +74,12 @@ def test_subcubes_of_many_devices() -> None:
     assert not hm.Topology.build({"x": 64, "y": 32}, 2, order="interleaved").is_subcube(0)
 
 
+def test_no_processes_share_nothing_out() -> None:
+    for processes in (0, -2):
+        with pytest.raises(hm.SpecError, match=f"4 devices for processes={processes}"):
+            hm.Topology.build({"x": 4}, processes)
+
+
 def test_no_process_numbers_are_too_few() -> None:
     with pytest.raises(hm.SpecError, match="process numbers of shape"):
         hm.Topology({"x": 1}, np.zeros(0, int))
