@@ -102,3 +102,10 @@ def test_repr_and_who_are_short() -> None:
     assert topology.who() == "processes 0, 1, 2, 3, 4, 5, 6, 7 and 56 more"
     assert hm.Topology.build({"x": 9}, 9).who() == "processes 0, 1, 2, 3, 4, 5, 6, 7 and 1 more"
     assert hm.Topology({}, [3]).who() == "processes 3"
+
+
+def test_the_most_devices_of_a_process() -> None:
+    assert hm.Topology({"x": 5}, [3, 0, 3, 3, 0]).most_devices == 3
+    assert hm.Topology({}, [4]).most_devices == 1
+    assert hm.Topology.build({"x": 4}, 1).processes == (0,)
+    assert hm.Topology.build({"x": 8}, 8).who() == "processes 0, 1, 2, 3, 4, 5, 6, 7"
