@@ -271,6 +271,21 @@ def test_selection_and_stopping(suite):
     result.stdout.no_fnmatch_line("*(Pdb)*")
 
 
+def test_processes_come_to_their_own_end_after_the_last_test(suite, pytester):
+    result = suite(
+        """
+        import atexit, os, pathlib
+        import pytest
+
+        @pytest.mark.multiprocess(processes=2, devices=1)
+        def test_one():
+            atexit.register(pathlib.Path(__file__).with_name(f"{os.getpid()}.end").touch)
+        """
+    )
+    result.assert_outcomes(passed=1)
+    assert len(list(pytester.path.glob("*.end"))) == 2
+
+
 def test_under_xdist(suite):
     result = suite(PLAIN, "-n2", "-ra")
     result.assert_outcomes(passed=4, failed=1)

@@ -77,8 +77,9 @@ def serve(
             return
         kind, *data = message
         answer = handlers[kind](*data)
-        if answer is not None:
-            reply(connection, answer)
+        if answer is None:  # the handler has served the connection to its end
+            return
+        reply(connection, answer)
 
 
 def reply(connection: Connection[Any, Any], answer: Answer) -> None:
