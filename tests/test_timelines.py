@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,13 +47,17 @@ def test_who_made_fewer_calls(tmp_path: Path) -> None:
     me = jax.process_index()
     with (
         hm.channel("out of step"),
-        pytest.raises(hm.StragglerError),
+        pytest.raises(hm.StragglerError) as caught,
         hm.Watchdog(timeout=1.0, action="raise"),
     ):
         for number in range(3):
             if (me, number) == (2, 2):
                 time.sleep(60)  # instead of the call
             hm.barrier(f"number {number}", timeout=60)  # the call
+    # The error stands alone: what was being waited for when it came is no cause of it.
+    shown = "".join(traceback.format_exception(caught.value))
+    assert shown.count("Traceback") == 1, shown
+    assert hm.explain(caught.value) is None
     hm.barrier("all have written", timeout=20)
     if me == 0:
         files = _timelines(tmp_path)
@@ -89,9 +94,9 @@ def test_who_alone_reads(tmp_path: Path) -> None:
     with pytest.raises(hm.StragglerError), hm.Watchdog(timeout=1.0, action="raise"):
         for _ in feeder:  # the batch
             pass
+    hm.barrier("all have written", timeout=20)
     os.write(theirs, b"x")
     feeder.close()
-    hm.barrier("all have written", timeout=20)
     if me == 0:
         assert _merge.merge(_timelines(tmp_path)).sentences == [
             "process 1 alone waits for its own data in Feeder, batch 3, and processes 0, 2-3 for it",

@@ -75,7 +75,8 @@ def arrange(shutdown_timeout: float) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         annotate(error)
         end.fail(kind, error, trace)
-        previous(kind, error, trace)
+        if not end.is_in_sight():
+            previous(kind, error, trace)
 
     sys.excepthook = hook
     # Runs before JAX's own, which was registered when JAX was imported.
@@ -92,6 +93,7 @@ class _End:
         self._failed = False
         self._clean = False  # all processes came to their end
         self._first = False  # this one was the first to fail
+        self._traceback = ""
         self._reader = threading.Thread(target=self._read, name="hostmesh-end", daemon=True)
         self._reader.start()
 
@@ -105,7 +107,24 @@ class _End:
                 reports.write(f"{self._process}\n")
         line = "".join(traceback.format_exception_only(kind, error)).strip()
         text = "".join(traceback.format_exception(kind, error, trace))
-        self._write(line[:500], text[-_TRACEBACK_CHARACTERS:])
+        self._traceback = text[-_TRACEBACK_CHARACTERS:]
+        self._write(line[:500], self._traceback)
+
+    def is_in_sight(self) -> bool:
+        """Whether this process's traceback, but for its number, is in this terminal already: the
+        first that failed has shown it. Says so then."""
+        if member_from_environment() is None:
+            return False
+        try:
+            first = json.loads(self._client.key_value_try_get(_END))
+        except Exception:  # the coordinator may be gone
+            return False
+        number = first["process"]
+        theirs = first["traceback"].replace(_on(number), _on(self._process))
+        if number == self._process or theirs != self._traceback:
+            return False
+        _say(f"process {self._process} of {self._processes} failed in the same way, at the same lines")
+        return True
 
     def leave(self) -> None:
         """Waits for the others after a clean run; after a failure sees to it that JAX does not."""
@@ -190,14 +209,21 @@ class _End:
             return
         self._first = value["process"] == self._process
         if not self._first:
+            line = value["line"]
+            if value["traceback"]:  # which has all of it
+                line = line.partition("\n")[0]
             _say(
                 f"process {value['process']} of {self._processes} was the first to report a "
-                f"failure: {value['line']}"
+                f"failure: {line}"
             )
             if value["traceback"] and member_from_environment() is None:
                 sys.stderr.write(value["traceback"])  # else it is in the same terminal already
         with suppress(Exception):  # nobody leaves before all have read it, but for a bounded time
             self._client.wait_at_barrier("hostmesh/read", int(_SETTLE * 1000))
+
+
+def _on(process: int) -> str:
+    return f" on process {process}\n"
 
 
 def _say(text: str) -> None:
