@@ -91,9 +91,7 @@ def test_who_hangs_is_named_and_all_raise(said: list[str], tmp_path: Path) -> No
             tmp_path.glob("*-process*/timeline.json"), key=lambda path: path.stat().st_mtime
         )
         told = " ".join(_merge.merge(files[-4:]).sentences)
-        assert re.search(
-            r"processes 0-2: step 7, waited in barrier 'never' at \S+:\d+, then", told
-        )
+        assert re.search(r"processes 0-2: step 7, waited in barrier 'never' at \S+:\d+, then", told)
         assert "process 3: step 7, last agreed call: barrier 'all here'" in told
         assert "# the read" in "".join(path.read_text() for path in tmp_path.glob("*/stacks.txt"))
 

@@ -22,6 +22,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
+import xxhash
+
 from . import _jax
 from ._cluster import FAILURES, member_from_environment
 from ._explain import annotate
@@ -29,6 +31,7 @@ from ._explain import annotate
 _END = "hostmesh/end"
 _COUNT = "hostmesh/count"  # of the processes that came to their end
 _CAME = "hostmesh/came/"  # and which
+_SHOWN = "hostmesh/shown/"  # tracebacks, by digest
 _FOREVER = 2**31 - 1  # milliseconds
 _SETTLE = 5.0  # seconds that a failed process stays for the others to read why
 _NOTICE = 10.0  # seconds of silent waiting at the end
@@ -111,20 +114,22 @@ class _End:
         self._write(line[:500], self._traceback)
 
     def is_in_sight(self) -> bool:
-        """Whether this process's traceback, but for its number, is in this terminal already: the
-        first that failed has shown it. Says so then."""
+        """Whether another process has shown this one's traceback, but for its number, in this very
+        terminal. Says so then."""
         if member_from_environment() is None:
             return False
+        known = self._traceback.replace(f" on process {self._process}\n", "\n")
         try:
-            first = json.loads(self._client.key_value_try_get(_END))
-        except Exception:  # the coordinator may be gone
-            return False
-        number = first["process"]
-        theirs = first["traceback"].replace(_on(number), _on(self._process))
-        if number == self._process or theirs != self._traceback:
-            return False
-        _say(f"process {self._process} of {self._processes} failed in the same way, at the same lines")
-        return True
+            self._client.key_value_set(f"{_SHOWN}{xxhash.xxh3_128_hexdigest(known.encode())}", "")
+        except Exception as error:  # or the coordinator is gone
+            if "ALREADY_EXISTS" not in str(error):
+                return False
+            _say(
+                f"process {self._process} of {self._processes} failed in the same way, at the same"
+                " lines"
+            )
+            return True
+        return False
 
     def leave(self) -> None:
         """Waits for the others after a clean run; after a failure sees to it that JAX does not."""
@@ -220,10 +225,6 @@ class _End:
                 sys.stderr.write(value["traceback"])  # else it is in the same terminal already
         with suppress(Exception):  # nobody leaves before all have read it, but for a bounded time
             self._client.wait_at_barrier("hostmesh/read", int(_SETTLE * 1000))
-
-
-def _on(process: int) -> str:
-    return f" on process {process}\n"
 
 
 def _say(text: str) -> None:

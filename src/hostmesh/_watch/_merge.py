@@ -148,7 +148,9 @@ def _short(
     found: list[str] = []
     for channel in dict.fromkeys(call.channel for of in calls.values() for call in of):
         last = {
-            process: max((c for c in of if c.channel == channel), key=lambda c: c.number, default=None)
+            process: max(
+                (c for c in of if c.channel == channel), key=lambda c: c.number, default=None
+            )
             for process, of in calls.items()
         }
         made = {process: call.number if call else 0 for process, call in last.items()}

@@ -126,7 +126,7 @@ class Record:
     def timeline(self) -> list[Event]:
         """The last events, and how it stands with the calls that go on: the main thread's last."""
         main = threading.main_thread().ident
-        calls = sorted(list(self._in.items()), key=lambda item: item[0] == main)
+        calls = sorted(self._in.items(), key=lambda item: item[0] == main)
         return [*list(self.events), *(inside[0].so_far("now") for _, inside in calls if inside)]
 
     def current(self, thread: int) -> InCall | None:
