@@ -165,6 +165,18 @@ def test_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         hm.stragglers()
 
 
+def test_what_witnesses_of_earlier_runs_shared_goes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(_files.FOLDER, str(tmp_path))
+    old, new = tmp_path / "first-127.0.0.1-1-0", tmp_path / "first-127.0.0.1-2-0"
+    for path in (old, new):
+        path.touch()
+    os.utime(old, (time.time() - 61,) * 2)
+    _files.Files(0, 1).close()
+    assert list(tmp_path.iterdir()) == [new]
+
+
 _PROGRAM = """
 import ctypes, os, signal, sys, time
 import hostmesh as hm
