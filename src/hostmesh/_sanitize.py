@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 from collections.abc import Generator
@@ -56,14 +57,12 @@ def sanitize() -> Generator[None]:
             _moments.watcher = steps.before
 
 
-_forever: contextlib.AbstractContextManager[None] | None = None
-
-
 def begin() -> None:
     """Sanitizes what is left of the program."""
-    global _forever
-    _forever = sanitize()
-    _forever.__enter__()
+    block = sanitize()
+    block.__enter__()
+    # While modules are still there; and as by an exception, so that nothing is agreed on.
+    atexit.register(block.__exit__, SystemExit, SystemExit(), None)
 
 
 class _Steps:
