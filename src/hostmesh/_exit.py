@@ -116,7 +116,7 @@ class _End:
     def is_in_sight(self) -> bool:
         """Whether another process has shown this one's traceback, but for its number, in this very
         terminal. Says so then."""
-        if member_from_environment() is None:
+        if FAILURES not in os.environ:  # no `hostmesh run`, which puts all into one
             return False
         known = self._traceback.replace(f" on process {self._process}\n", "\n")
         try:
@@ -215,7 +215,7 @@ class _End:
         self._first = value["process"] == self._process
         if not self._first:
             line = value["line"]
-            if value["traceback"]:  # which has all of it
+            if value["traceback"] and FAILURES in os.environ:  # it has all of it, in this terminal
                 line = line.partition("\n")[0]
             _say(
                 f"process {value['process']} of {self._processes} was the first to report a "
