@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import threading
 from collections.abc import Generator
@@ -57,12 +56,14 @@ def sanitize() -> Generator[None]:
             _moments.watcher = steps.before
 
 
+_forever: contextlib.AbstractContextManager[None] | None = None
+
+
 def begin() -> None:
     """Sanitizes what is left of the program."""
-    block = sanitize()
-    block.__enter__()
-    # While modules are still there; and as by an exception, so that nothing is agreed on.
-    atexit.register(block.__exit__, SystemExit, SystemExit(), None)
+    global _forever
+    _forever = sanitize()
+    _forever.__enter__()
 
 
 class _Steps:
