@@ -1,11 +1,15 @@
 """What to_global's checks cost on 300 leaves of 64x32 and on 64 MiB, replicated; no claim."""
 
+from __future__ import annotations
+
 import functools
+from pathlib import Path
 
-from _race import Contestants, Row, main, race
+from hostmesh._bench._claim import Claim, Contestants, Race
+from hostmesh._bench._script import main
 
 
-def contestants(small: bool) -> Contestants:
+def contestants(folder: Path, small: bool) -> Contestants:
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
@@ -29,18 +33,15 @@ def contestants(small: bool) -> Contestants:
     return {"JAX": by_jax} | {str(check): functools.partial(ours, check) for check in checks}
 
 
-def measure(rounds: int) -> list[Row]:
-    rows: list[Row] = []
-    for small in (True, False):
-        times = race(functools.partial(contestants, small), rounds)
-        work = "300 leaves" if small else "64 MiB"
-        rows += [
-            Row(f"{work}, check={check}", peer, times[key], times[check])
-            for check in ("None", "shapes", "replicas")
-            for peer, key in (("JAX, assert_equal", "JAX"), ("check=None", "None"))
-        ]
-    return rows
-
+_RACES = {
+    work: Race(functools.partial(contestants, small=small))
+    for work, small in (("300 leaves", True), ("64 MiB", False))
+}
+CLAIMS = [
+    Claim(f"{work}, {check}", f"check={check}", race, peer="JAX", bounds=("None",), ours=check)
+    for work, race in _RACES.items()
+    for check in ("None", "shapes", "replicas")
+]
 
 if __name__ == "__main__":
-    main(measure, __doc__, rounds=5)
+    main(CLAIMS, __doc__, rounds=5)

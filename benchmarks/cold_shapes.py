@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
-from _race import Contestants, Row, main, race
+from hostmesh._bench._claim import Claim, Contestants, Race
+from hostmesh._bench._script import main
 
 PROCESSES, DEVICES, SHAPES = 8, 32, 50
 
 
-def contestants() -> Contestants:
+def contestants(folder: Path) -> Contestants:
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
@@ -30,18 +32,16 @@ def contestants() -> Contestants:
 
     return {
         "JAX": lambda: multihost_utils.host_local_array_to_global_array(leaves(), mesh, spec),
-        "JAX, process_local_data": from_process_local_data,
+        "process_local": from_process_local_data,
         "hostmesh": lambda: hostmesh.to_global(leaves(), mesh, spec),
     }
 
 
-def measure(rounds: int) -> list[Row]:
-    times = race(contestants, rounds, processes=PROCESSES, devices=DEVICES)
-    return [
-        Row(f"to_global, {SHAPES} new shapes", peer, times[peer], times["hostmesh"], bound)
-        for peer, bound in {"JAX": 1, "JAX, process_local_data": 1}.items()
-    ]
-
+_RACE = Race(contestants, layout=(PROCESSES, DEVICES))
+CLAIMS = [
+    Claim("cold_shapes", f"to_global, {SHAPES} new shapes", _RACE, peer="JAX", bar=1),
+    Claim("cold_shapes_local", "the same", _RACE, peer="process_local", bar=1),
+]
 
 if __name__ == "__main__":
-    main(measure, __doc__, rounds=10)
+    main(CLAIMS, __doc__, rounds=10)

@@ -8,13 +8,13 @@ all indices are made; of ten million, only the first batch. One process, no clus
 from __future__ import annotations
 
 import importlib.util
-import time
-from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
-from _race import Row, main
 
 import hostmesh as hm
+from hostmesh._bench._claim import Claim, Contestants, Race
+from hostmesh._bench._script import main
 
 EPOCH, LARGE, BATCH = 1_000_000, 10_000_000, 1_024
 
@@ -41,40 +41,30 @@ def distributed(n: int, count: int) -> None:
         pass
 
 
-def measure(rounds: int) -> list[Row]:
-    pairs: list[tuple[str, str, Callable[[], None], Callable[[], None]]] = [
-        *(
-            ("1,000,000 indices", "NumPy", lambda: whole(EPOCH), lambda: batches(EPOCH, 976)),
-            ("first batch of 10,000,000", "NumPy", lambda: whole(LARGE), lambda: batches(LARGE, 1)),
-        )
-    ]
+def contestants(folder: Path) -> Contestants:
+    found: Contestants = {
+        "NumPy, all": lambda: whole(EPOCH),
+        "hostmesh, all": lambda: batches(EPOCH, 976),
+        "NumPy, first": lambda: whole(LARGE),
+        "hostmesh, first": lambda: batches(LARGE, 1),
+        "hostmesh, 1 of 8": lambda: one_of_eight(EPOCH),
+    }
     if importlib.util.find_spec("torch"):
-        pairs += [
-            (
-                "1,000,000 over 8, one by one",
-                "PyTorch",
-                lambda: distributed(EPOCH, EPOCH // 8),
-                lambda: one_of_eight(EPOCH),
-            ),
-            (
-                "first batch of 10,000,000",
-                "PyTorch",
-                lambda: distributed(LARGE, BATCH // 8),
-                lambda: batches(LARGE, 1),
-            ),
-        ]
-    rows: list[Row] = []
-    for work, peer, theirs, ours in pairs:
-        times = [(seconds(theirs), seconds(ours)) for _ in range(rounds)]  # in turns
-        rows.append(Row(work, peer, *zip(*times, strict=True)))
-    return rows
+        found["PyTorch, 1 of 8"] = lambda: distributed(EPOCH, EPOCH // 8)
+        found["PyTorch, first"] = lambda: distributed(LARGE, BATCH // 8)
+    return found
 
 
-def seconds(work: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
+_RACE = Race(contestants, layout=(1, 1))
+CLAIMS = [
+    Claim(f"{work} ({peer})", work, _RACE, f"{peer}, {work}", ours=f"hostmesh, {work}", needs=needs)
+    for work, peer, needs in (
+        ("all", "NumPy", None),
+        ("first", "NumPy", None),
+        ("1 of 8", "PyTorch", "torch"),
+        ("first", "PyTorch", "torch"),
+    )
+]
 
 if __name__ == "__main__":
-    main(measure, __doc__, rounds=15)
+    main(CLAIMS, __doc__)

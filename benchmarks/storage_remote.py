@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import functools
+from pathlib import Path
 
-from _race import Contestants, Row, main, race
 from _server import Server
+
+from hostmesh._bench._claim import Claim, Contestants, Race
+from hostmesh._bench._script import main
 
 RATE, DELAY = 50e6, 0.02
 
 
-def contestants() -> Contestants:
+def contestants(folder: Path, url: str) -> Contestants:
     import fsspec
     import jax
     import numpy as np
@@ -21,7 +24,6 @@ def contestants() -> Contestants:
     import hostmesh as hm
 
     mesh = Mesh(np.array(jax.devices()).reshape(jax.process_count(), -1), ("data", "model"))
-    url = os.environ["HOSTMESH_BENCHMARK"]
 
     def spec(name: str, shape: tuple[int, ...], dtype: object) -> P:
         return P("data", "model") if name < "t4" else P(None, "model")
@@ -43,7 +45,7 @@ def contestants() -> Contestants:
     }
 
 
-def measure(rounds: int) -> list[Row]:
+def run() -> None:
     import numpy as np
     import safetensors.numpy
 
@@ -51,18 +53,15 @@ def measure(rounds: int) -> list[Row]:
         {f"t{i}": np.full((1536, 512), i, np.float32) for i in range(8)}  # 3 MB each
     )
     with Server(data, DELAY, RATE).running() as server:
-        os.environ["HOSTMESH_BENCHMARK"] = server.url("{}")
-        times = race(contestants, rounds)
-    for name in times:
-        key = name.split()[0]
-        calls = rounds + 3  # those that warm up
-        nbytes, requests = server.nbytes[key] / calls, server.requests[key] / calls
-        print(
-            f"{name}: {nbytes / 1e6:.1f} MB of {len(data) / 1e6:.1f}, {requests:.1f} requests a load"
-        )
-    peers = {"whole files": 2.5, "read": 1.8}
-    return [Row("24 MB, 4 x 2", p, times[p], times["once"], bound) for p, bound in peers.items()]
+        race = Race(functools.partial(contestants, url=server.url("{}")))
+        claims = [
+            Claim("remote", "24 MB, 4 x 2", race, "whole files", 2.5, ours="once"),
+            Claim("remote_once", "24 MB, 4 x 2", race, "read", 1.8, ours="once"),
+        ]
+        main(claims, __doc__, rounds=5)
+    for name, requests in server.requests.items():
+        print(f"{name}: {server.nbytes[name] / 1e6:.0f} MB and {requests} requests in all")
 
 
 if __name__ == "__main__":
-    main(measure, __doc__, rounds=5)
+    run()

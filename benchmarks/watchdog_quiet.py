@@ -90,7 +90,8 @@ with hm.Watchdog(timeout=timeout):
             print(f"did {{kind}}: {{took}}", flush=True)
         if kind.startswith("compile"):  # until it is longer than the time-out by half
             longest = max(hm.allgather_object(took))
-            length = min(max(int(length * 1.5 * timeout / longest), length // 2), length * 2)
+            wanted = length * (1.5 * timeout / longest) ** 0.5  # compiling grows faster than length
+            length = int(min(max(wanted, length / 2), length * 1.5))
     print("steps", number, flush=True)
 """
 
@@ -146,12 +147,13 @@ def main() -> None:
             kind, seconds = line[4:].split(": ")
             took[kind].append(float(seconds))
     alarms = [line for line in lines if line.startswith("hostmesh: watchdog:")]
+    words = [line for line in lines if line.startswith("hostmesh:")]
     print(f"{options.processes} processes, {options.minutes:g} min, time-out {options.timeout:g} s")
     for kind, seconds in sorted(took.items()):
         print(f"  {kind:13s} {len(seconds):4d} times, {max(seconds):5.1f} s at most")
     print(f"  {' '.join(next((line for line in lines if line.startswith('steps')), '').split())}")
     print(f"  exit statuses {[one.returncode for one in started]}; false alarms: {len(alarms)}")
-    print("".join(alarms), end="")
+    print("".join(words), end="")
     if any(one.returncode for one in started):
         print("".join(lines[-40:]))
 

@@ -2,8 +2,9 @@
 
 pip install "hostmesh[demo,grain]" && hostmesh run -n 4 -d 2 --grace 30 examples/resume.py STATE
 
-SIGTERM to any process, or to `hostmesh run`, saves to the file STATE at a step that all agree on; the
-next run with that file, on as many processes, goes on to the losses of a run without the stop.
+SIGTERM to any process, or to `hostmesh run`, saves to the file STATE at a step that all agree on. The
+next run with that file goes on to the losses of a run without the stop, but for rounding also on
+another number of processes: a batch then has the same examples, in another order.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Trains on handwritten digits with Grain, on as many processes as there are.
+"""Trains on handwritten digits with Grain; `resume.py` adds stopping at SIGTERM, and going on.
 
 pip install "hostmesh[demo,grain]" && hostmesh run -n 4 -d 2 examples/train.py
 """

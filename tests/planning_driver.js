@@ -41,7 +41,10 @@ function resharded(asked) {
   const mesh = topologyOf(asked);
   const [old, made] = [asked.spec, asked.to].map((spec) =>
     planning.plan(mesh, words.parseSpec(spec), words.parseShape(asked.shape)));
-  return moves.blocks(old, made);
+  const found = moves.blocks(old, made);
+  if (asked.hosts === undefined) return found;
+  const hostOf = asked.hosts === null ? null : planning.hostsOf(old.mesh.processes.at(-1) + 1, asked.hosts);
+  return { needs: moves.needs(old, made, hostOf), sent: moves.sent(found, hostOf), hosts: hostOf };
 }
 
 function tabled(asked) {
@@ -49,7 +52,9 @@ function tabled(asked) {
   const length = model.headerLength(new Uint8Array(bytes.subarray(0, 8)), bytes.length, "file");
   const text = bytes.subarray(8, 8 + length).toString();
   const tensors = model.parseHeader(text, length, bytes.length, "file");
-  return model.rows(topologyOf(asked), tensors, model.parseRules(asked.rules));
+  const rows = model.rows(topologyOf(asked), tensors, model.parseRules(asked.rules));
+  return asked.column === undefined ? rows
+    : model.chosen(rows, asked.filter, asked.column, asked.ascending).map((row) => row.tensor.name);
 }
 
 const ASKED = { planned, resharded, tabled, dtypes: () => words.ITEMSIZES };

@@ -138,6 +138,7 @@ print("imported:", [name for name in modules if name in sys.modules])
     commands, _, imported = done.stdout.partition("Commands:")[2].partition("imported:")
     assert imported.strip() == "[]", done.stderr
     assert [line.split()[0] for line in commands.splitlines() if line] == [
+        "bench",
         "demo",
         "doctor",
         "plan",

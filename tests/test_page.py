@@ -225,6 +225,21 @@ def test_resharding_is_stepped(page: Page) -> None:
     assert len(blocks) == 8
     assert all(sender // 2 == int(box[1:].split(":")[0]) // 16 % 2 for sender, _, box in blocks)
     assert page.text("#travels").startswith("32,768 bytes travel between processes in 8 blocks")
+    assert not page.all("#hosts-travel")
+    assert page.cells("nearest")[-1] == ["in another process", "65,536"]
+    page.type("#hosts", "2")
+    # Processes 0 and 1 are a host, and have the same rows: all that travels comes from the other.
+    said = "Of these, 0 bytes stay within a host and 32,768 go between hosts."
+    assert page.text("#hosts-travel") == said
+    assert "hosts=2" in page.find("#link").get_attribute("value")
+    page.type("#hosts", "5")
+    assert "5 hosts for 4 processes" in page.error()
+    page.type("#hosts", "1")
+    assert "32,768 bytes stay within a host" in page.text("#hosts-travel")
+    page.find("#next").click()
+    page.find("#next").click()
+    page.find("#next").click()
+    page.find("#next").click()
     assert all("?" not in text for text in held[-1])
     assert any("?" in text for text in held[0])
     page.find("#back").click()
@@ -233,6 +248,19 @@ def test_resharding_is_stepped(page: Page) -> None:
     page.find("#back").click()
     style = "return getComputedStyle(document.querySelector('.arrives')).animationName"
     assert page.driver.execute_script(style) == "none"
+
+
+def test_a_reshard_of_the_command_line_is_what_it_begins_with(page: Page, tmp_path: Path) -> None:
+    asked = [*BASE, "--reshard", "data -> None,model", "--hosts", "2"]
+    result = CliRunner().invoke(_cli.main, [*asked, "--html", str(tmp_path / "out.html")])
+    assert result.exit_code == 0, result.output
+    page.driver.get("about:blank")  # what its link says goes before what it begins with
+    page.driver.get((tmp_path / "out.html").as_uri())
+    assert page.text("#step").startswith("Before: P('data')")
+    numbers = json.loads(CliRunner().invoke(_cli.main, [*asked, "--json"]).output)["bytes"]
+    places = ("on_the_device", "within_process", "between_processes_of_a_host", "between_hosts")
+    shown = [int(row[1].replace(",", "")) for row in page.cells("nearest")]
+    assert shown == [numbers[place] for place in places]
 
 
 def model_file(path: Path) -> dict[str, tuple[int, ...]]:
@@ -254,7 +282,7 @@ def test_a_model_file_is_chosen_and_dropped(page: Page, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     shapes = model_file(path)
     page.find("#tab-model").click()
-    page.type("#rules", "*.weight -> data,model")
+    page.type("#rules", "*.weight -> data,model\n*.bias -> None")
     page.find("#file").send_keys(str(path))
     page.until(lambda: "300 tensors" in page.text("#model"))
     # 150 weights of 8 x 16 x 2 bytes over 8 devices, and 150 whole biases of 6 x 4.
@@ -262,15 +290,40 @@ def test_a_model_file_is_chosen_and_dropped(page: Page, tmp_path: Path) -> None:
     assert len(page.all("#model tbody tr")) == 200
     page.find("#more").click()
     assert len(page.all("#model tbody tr")) == len(shapes)
-    page.type("#filter", "layer.14.")
+    page.type("#filter", "layer.14[.]")
     rows = [row.text for row in page.all("#model tbody tr")]
     assert rows == [
-        "layer.14.bias 24 (6,) (6,) float32 P() none",
+        "layer.14.bias 24 (6,) (6,) float32 P() *.bias",
         "layer.14.weight 32 (2, 8) (8, 16) bfloat16 P('data', 'model') *.weight",
     ]
-    page.type("#rules", "*.bias -> data")
+    page.type("#filter", "layer.14")
+    name, size = (f"[data-sort='{column}']" for column in ("Tensor", "Bytes a device"))
+
+    def column(of: str) -> tuple[str | None, list[str]]:
+        order = page.find(f"th:has({of})").get_attribute("aria-sort")
+        place = 1 + ["Tensor", "Bytes a device"].index(page.find(of).get_attribute("data-sort"))
+        return order, [cell.text for cell in page.all(f"#model tbody td:nth-child({place})")]
+
+    assert column(name)[0] == column(size)[0] == "none"
+    page.find(size).click()
+    assert column(size) == ("descending", ["32"] * 11 + ["24"] * 11)
+    page.driver.switch_to.active_element.send_keys(Keys.ENTER)  # the focus stays on it
+    assert column(size) == ("ascending", ["24"] * 11 + ["32"] * 11)
+    names = sorted(name for name in shapes if "layer.14" in name)
+    page.find(name).click()
+    assert column(name) == ("ascending", names)
+    assert column(size)[0] == "none"
+    page.driver.switch_to.active_element.send_keys(Keys.SPACE)
+    assert column(name) == ("descending", names[::-1])
+    page.type("#filter", "(")
+    assert "it is a regular expression" in page.error()
+    page.type("#filter", "layer.14[.]")
+    assert page.error() == ""
+    page.type("#rules", "* -> data")
     assert "its size 6 must be a multiple of 4" in page.text("#model")
     assert "150 tensors cannot be cut so, and are left out" in page.text("#totals")
+    page.type("#rules", "*.bias -> None")
+    assert "matches no rule" in page.text("#model")
 
 
 def test_a_file_is_dropped_anywhere(page: Page, tmp_path: Path) -> None:

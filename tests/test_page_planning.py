@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import fnmatch
 import itertools
 import json
@@ -19,7 +20,14 @@ import numpy as np
 import pytest
 
 import hostmesh as hm
-from hostmesh import _draw, _plan_command
+from hostmesh import (
+    _draw,
+    _plan_command,
+    _plan_model,
+    _plan_reshard,
+    _plan_rules,
+    _transfers,
+)
 from hostmesh._draw._picture import spec_in_words
 from hostmesh._errors import HostmeshError
 from hostmesh._plan_command import mesh_axes, parse_spec
@@ -188,28 +196,36 @@ def test_every_answer_and_error_of_random_layouts_is_pythons() -> None:
     assert len(refused) > 10, "few kinds of error were tried"
 
 
+def resharding(choose: random.Random) -> Asked:
+    """A layout, and a new spec that fits it."""
+    question = {"what": "resharded", **layout(choose, spoilt=0)}
+    names = [name for name, _ in mesh_axes(question["mesh"])]
+    choose.shuffle(names)
+    question["to"] = ",".join(choose.choice([name, "None"]) for name in names)
+    rank = max(len(names), len(parse_spec(question["spec"])))
+    counts = [math.prod(size for _, size in mesh_axes(question["mesh"]))] * rank
+    question["shape"] = ",".join(map(str, counts))
+    return question
+
+
+def both(question: Asked) -> list[hm.Plan]:
+    """Its two plans, in Python."""
+    topology = hm.Topology.build(
+        mesh_axes(question["mesh"]), question["processes"], question["order"]
+    )
+    return [
+        hm.plan(topology, parse_spec(question[key]), global_shape=shape_of(question["shape"]))
+        for key in ("spec", "to")
+    ]
+
+
 def test_blocks_that_travel_are_those_of_reshard() -> None:
     choose = random.Random(8)
-    asked: list[Asked] = []
-    for _ in range(500):
-        question = {"what": "resharded", **layout(choose, spoilt=0)}
-        names = [name for name, _ in mesh_axes(question["mesh"])]
-        choose.shuffle(names)
-        question["to"] = ",".join(choose.choice([name, "None"]) for name in names)
-        rank = max(len(names), len(parse_spec(question["spec"])))
-        counts = [math.prod(size for _, size in mesh_axes(question["mesh"]))] * rank
-        question["shape"] = ",".join(map(str, counts))
-        asked.append(question)
+    asked = [resharding(choose) for _ in range(500)]
     for question, answer in zip(asked, answers(asked), strict=True):
-        topology = hm.Topology.build(
-            mesh_axes(question["mesh"]), question["processes"], question["order"]
-        )
-        old, new = (
-            hm.plan(topology, parse_spec(question[key]), global_shape=shape_of(question["shape"]))
-            for key in ("spec", "to")
-        )
+        old, new = both(question)
         expected = set()
-        for receiver in topology.processes:
+        for receiver in old.topology.processes:
             for into in new.chunks(receiver):
                 for chunk, there, _ in _overlaps(new, into, old):
                     start = [cut.start for cut in new.global_index(into)]
@@ -225,6 +241,73 @@ def test_blocks_that_travel_are_those_of_reshard() -> None:
         assert len(listed) == len(expected)
         for block in answer["is"]:
             assert block["elements"] == math.prod(b - a for a, b in block["box"])
+
+
+def test_bytes_within_hosts_and_between_them_are_pythons() -> None:
+    choose = random.Random(10)
+    asked = [resharding(choose) for _ in range(500)]
+    for question in asked:
+        question["hosts"] = choose.choice([None, 1, 2, 3, 4])
+    refused, between = 0, 0
+    for question, answer in zip(asked, answers(asked), strict=True):
+        old, new = both(question)
+        processes = max(old.topology.processes) + 1
+        if (question["hosts"] or 0) > processes:
+            with pytest.raises(hm.SpecError) as error:
+                _plan_reshard.hosts_of(processes, question["hosts"])
+            assert answer == {"kind": "SpecError", "error": str(error.value)}
+            refused += 1
+            continue
+        host_of = _plan_reshard.hosts_of(processes, question["hosts"])
+        assert answer["is"]["hosts"] == host_of
+        assert answer["is"]["needs"] == dataclasses.asdict(_transfers.needs(old, new, host_of))
+        sent = {"host": 0, "far": 0}
+        for receiver in old.topology.processes:
+            for sender, elements in enumerate(_transfers.received(old, new, receiver).tolist()):
+                near = host_of is not None and host_of[sender] == host_of[receiver]
+                sent["host" if near else "far"] += elements
+        assert answer["is"]["sent"] == sent
+        between += bool(host_of and sent["host"] and sent["far"])
+    assert refused > 20
+    assert between > 20
+
+
+def test_a_models_table_is_sorted_and_filtered_as_the_command_does() -> None:
+    choose = random.Random(11)
+    kinds = [np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32), np.dtype(np.int8)]
+    tensors = {
+        f"layer.{i}.{choose.choice(['weight', 'bias'])}": (
+            choose.choice(kinds),
+            tuple(choose.choice([3, 4, 8]) for _ in range(choose.randint(0, 3))),
+        )
+        for i in range(60)
+    }
+    start, header = _format.arrange(tensors, {}, "file")
+    whole = start + bytes(header.size - header.data_start)
+    asked = {
+        "what": "tabled",
+        "mesh": "data=4,model=2",
+        "processes": 4,
+        "order": "block",
+        "file": base64.b64encode(whole).decode(),
+        "rules": "*.weight -> data\n* -> None",
+    }
+    topology = hm.Topology.build({"data": 4, "model": 2}, 4)
+    planned = _plan_rules.planned(
+        list(header.entries.values()), topology, {"*.weight": "data", "*": "None"}, parse_spec
+    )
+    columns: dict[str, Any] = {"file": (None, True), "name": ("Tensor", True)}
+    columns["bytes"] = ("Bytes a device", False)
+    cases = list(itertools.product(columns, ["", r"\.1\d?\.", "bias$", "^none"]))
+    found = answers(
+        {**asked, "column": columns[sort][0], "ascending": columns[sort][1], "filter": pattern}
+        for sort, pattern in cases
+    )
+    for (sort, pattern), answer in zip(cases, found, strict=True):
+        expected = _plan_model.chosen(planned, pattern, sort)
+        assert answer["is"] == [tensor.name for tensor in expected]
+    [wrong] = answers([{**asked, "column": None, "filter": "("}])
+    assert wrong["error"].startswith("--filter\n  given: '(': ")
 
 
 def test_a_models_table() -> None:
@@ -257,16 +340,19 @@ def test_a_models_table() -> None:
     )
     topology = hm.Topology.build({"data": 4, "model": 2}, 4)
     assert [row["tensor"]["name"] for row in answer["is"]] == list(header.entries)
-    failures = 0
+    failures = unmatched = 0
     for row, entry in zip(answer["is"], header.entries.values(), strict=True):
-        spec: Any = ()
+        spec: Any = None
         if entry.name == "layer.3.weight":
             spec = (None, "model")
         elif fnmatch.fnmatchcase(entry.name, "*.weight"):
             spec = ("data", "model")
         elif fnmatch.fnmatchcase(entry.name, "layer.[!1-4].b?as"):
             spec = (("data", "model"),)
-        if row["error"]:
+        if spec is None:
+            assert row["error"] == "matches no rule"
+            unmatched += 1
+        elif row["error"]:
             with pytest.raises(HostmeshError) as error:
                 hm.plan(topology, spec, global_shape=entry.shape)
             assert row["error"] == str(error.value)
@@ -275,7 +361,8 @@ def test_a_models_table() -> None:
             plan = hm.plan(topology, spec, global_shape=entry.shape)
             assert (row["spec"], tuple(row["shard"])) == (spec_in_words(plan), plan.shard_shape)
             assert row["device"] == plan.device_nbytes(entry.dtype)
-    assert 0 < failures < len(tensors)
+    assert unmatched == 20 + 14
+    assert 0 < failures < len(tensors) - unmatched
     with pytest.raises(hm.StorageError) as short:
         _format.parse(start[8:], len(whole) - 1, "file")
     with pytest.raises(hm.StorageError) as none:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import pickle
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ import hostmesh as hm
 import oracle
 
 LETTERS = "abcd"
+# How many layouts; the mutation tests make do with fewer, a long run tries more.
+EXAMPLES = int(os.environ.get("HOSTMESH_TEST_FUZZ", "2000"))
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ everything, half = (
         suppress_health_check=[HealthCheck.too_slow],
         database=None,
     )
-    for count in (2000, 1000)
+    for count in (EXAMPLES, -(-EXAMPLES // 2))
 )
 
 
@@ -208,3 +211,13 @@ def test_plan_of_a_mesh_takes_its_devices_processes() -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
     plan = hm.plan(mesh, jax.sharding.PartitionSpec("x"), global_shape=(4,))
     assert plan.topology == hm.Topology({"x": 1}, [jax.devices()[0].process_index])
+
+
+def test_bounds_and_places_in_words() -> None:
+    from hostmesh._plan import abridged, bounds
+
+    assert bounds((slice(None), slice(2, 4)), (3, 8)) == ((0, 3), (2, 4))
+    places = [((i, i + 1),) for i in range(7)]
+    assert abridged(places[:4]) == "[0:1], [1:2], [2:3], [3:4]"
+    assert abridged(places[:5]) == "[0:1], [1:2], [2:3], [3:4] and 1 more"
+    assert abridged(places) == "[0:1], [1:2], [2:3], [3:4] and 3 more"

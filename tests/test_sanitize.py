@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -117,6 +121,8 @@ def _healthy() -> str:
             hm.to_global({"a": rows, "b": 1.0}, _mesh(), {"a": P("x"), "b": P()})
         if jax.process_index() == 0:  # of one process: nobody's business
             jnp.ones(7).sum().block_until_ready()
+            for _ in hm.Feeder([np.ones(2)] * 3, Mesh(jax.local_devices(), "x"), P("x")):
+                pass  # a feeder's steps, and nobody else's
         hm.reshard(x, _mesh(), P("y"))
         hm.to_local(jax.device_put(x, NamedSharding(_mesh(), P())))
     return "well"
@@ -124,6 +130,53 @@ def _healthy() -> str:
 
 def test_nothing_is_found_where_nothing_is():
     assert run(_healthy, 4, 2, timeout=60) == ["well"] * 4
+
+
+_PROGRAM = """
+import sys
+import jax
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec as P
+import hostmesh as hm
+
+hm.initialize()
+x = hm.to_global(np.ones(2), Mesh(jax.devices(), "x"), P("x"))
+scale = 2.0 if sys.argv[1:] else 1.0 + jax.process_index()
+jax.jit(lambda x: x * scale)(x).block_until_ready()
+"""
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_program_by_the_environment(alike: bool, tmp_path: Path):
+    """Found where there is something to find, and not a word where there is not."""
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    command = [sys.executable, "-m", "hostmesh", "run", "-n", "2", "-d", "1", str(program)]
+    done = subprocess.run(
+        command + ["alike"] * alike,
+        env=os.environ | {"HOSTMESH_SANITIZE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    told = done.stdout + done.stderr
+    assert (done.returncode == 0) == alike
+    assert ("Traceback" in told) == (not alike), told
+    assert ("the compilation of jit__lambda" in told) == (not alike)
+
+
+def _other_key_unasked() -> str:
+    try:
+        _other_key()
+    except hm.DivergenceError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("asked", ["0", "1"])
+def test_clusters_of_tests_by_the_environment(asked: str):
+    found = run(_other_key_unasked, 2, 1, env={"HOSTMESH_SANITIZE": asked})
+    assert ["process 1" in message for message in found] == [asked == "1"] * 2
 
 
 def test_every_must_be_a_number_of_calls():

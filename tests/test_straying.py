@@ -147,41 +147,15 @@ def test_late_and_failed_processes_are_named() -> None:
     import hostmesh as hm
 
     me = jax.process_index()
-    # An exception before the call: that process does not come.
-    if me != 1:
-        _error(
-            lambda: hm.barrier("b", timeout=1),
-            hm.StragglerError,
-            "process 1 did not come within 1 s",
-            "processes 0, 2-3: barrier 'b' at",
-            within=4,
-        )
-    else:  # it comes late, and reads that the others have given up
-        time.sleep(2.5)
-        _error(
-            lambda: hm.barrier("b", timeout=1),
-            hm.StragglerError,
-            "process 1 did not come",
-            within=2,
-        )
-    hm.barrier("all here again", timeout=20)
-    # The same of process 0, which decides elsewhere.
-    if me != 0:
-        _error(
-            lambda: hm.barrier("c", timeout=1),
-            hm.StragglerError,
-            "process 0 did not come",
-            "processes 1-3: barrier 'c'",
-            within=4,
-        )
-    else:
-        time.sleep(2.5)
-        _error(
-            lambda: hm.barrier("c", timeout=1),
-            hm.StragglerError,
-            "process 0 did not come",
-            within=2,
-        )
+    # One does not come, or comes late and reads that the others have given up; process 0 decides
+    # elsewhere who is late.
+    for late, others in ((1, "processes 0, 2-3"), (0, "processes 1-3")):
+        missing = f"process {late} did not come within 1 s"
+        if me == late:
+            time.sleep(2.5)
+        parts = [missing] if me == late else [missing, f"{others}: barrier 'b' at"]
+        _error(lambda: hm.barrier("b", timeout=1), hm.StragglerError, *parts, within=4)
+        hm.barrier("all here again", timeout=20)
     # A failure inside, before anything is agreed: each names it, at once.
     for bad in (2, 0):
         value = "a string" if me == bad else np.float32(1)

@@ -63,6 +63,26 @@ def test_what_differs_is_not_equal() -> None:
     assert topology != hm.Topology({"x": 4, "y": 1}, [0, 0, 1, 1])
     assert topology != hm.Topology({"x": 2, "y": 2}, [0, 1, 0, 1])
     assert topology != "topology"
+    same = topology
+    assert topology == same
+
+
+def test_subcubes_of_many_devices() -> None:
+    large = hm.Topology.build({"x": 64, "y": 32}, processes=2)
+    assert large.is_subcube(0)
+    assert not large.is_subcube(2)
+    assert not hm.Topology.build({"x": 64, "y": 32}, 2, order="interleaved").is_subcube(0)
+
+
+def test_no_processes_share_nothing_out() -> None:
+    for processes in (0, -2):
+        with pytest.raises(hm.SpecError, match=f"4 devices for processes={processes}"):
+            hm.Topology.build({"x": 4}, processes)
+
+
+def test_no_process_numbers_are_too_few() -> None:
+    with pytest.raises(hm.SpecError, match="process numbers of shape"):
+        hm.Topology({"x": 1}, np.zeros(0, int))
 
 
 def test_contents_cannot_change_under_the_hash() -> None:
@@ -80,4 +100,12 @@ def test_repr_and_who_are_short() -> None:
     topology = hm.Topology.build({"x": 64}, processes=64)
     assert repr(topology) == "Topology(x=64; 64 devices of 64 processes)"
     assert topology.who() == "processes 0, 1, 2, 3, 4, 5, 6, 7 and 56 more"
+    assert hm.Topology.build({"x": 9}, 9).who() == "processes 0, 1, 2, 3, 4, 5, 6, 7 and 1 more"
     assert hm.Topology({}, [3]).who() == "processes 3"
+
+
+def test_the_most_devices_of_a_process() -> None:
+    assert hm.Topology({"x": 5}, [3, 0, 3, 3, 0]).most_devices == 3
+    assert hm.Topology({}, [4]).most_devices == 1
+    assert hm.Topology.build({"x": 4}, 1).processes == (0,)
+    assert hm.Topology.build({"x": 8}, 8).who() == "processes 0, 1, 2, 3, 4, 5, 6, 7"

@@ -14,6 +14,7 @@ from hostmesh._cli import main
 from hostmesh._watch import _merge, _report, _stacks, _table
 from hostmesh._watch._beat import Beat
 from hostmesh._watch._judge import Judgement, Limits, Seen, judge
+from hostmesh._watch._lead import Leader, Left
 
 LIMITS = Limits(timeout=10, compiling=60, silence=3, lost=85)
 
@@ -52,6 +53,58 @@ def test_a_compiler_has_its_own_limit() -> None:
     assert behind(waits(0), seen(1, age=59.0, phase="compiles")) == ()
     assert judge([waits(0), seen(1, age=59.0, phase="compiles")], LIMITS).states[1] == "compiles"
     assert behind(waits(0), seen(1, age=61.0, phase="compiles")) == (1,)
+
+
+def test_a_compiler_that_holds_the_gil_is_no_silence() -> None:
+    held = dataclasses.replace(seen(1, quiet=20.0, age=1.0), compiles=True)
+    assert behind(waits(0), held) == ()
+    assert behind(waits(0), dataclasses.replace(held, compiles=False)) == (1,)
+    assert behind(waits(0), dataclasses.replace(held, quiet=61.0)) == (1,)
+
+
+def held_beat(number: int, age: float) -> bytes:
+    return Beat(1, number, "node1", 101, marks=5, step=7, age=age).packed()
+
+
+def told(leader: Leader, stack: _stacks.Stack, kernel: str = "runs") -> str:
+    """What is printed when all that is waited for has come in."""
+    leader.look()
+    if leader.is_collecting():
+        left = {0: Left("", (), ()), 1: Left("", stack, ())}
+        assert leader.report(left, {1: kernel})
+    said, leader.said = leader.said, []
+    return "".join(said)
+
+
+def leader_that_waits() -> Leader:
+    leader = Leader(0, LIMITS, "report")
+    waiting = Beat(0, 9, "node0", 100, marks=5, step=7, age=21.0, phase="agrees")
+    leader.beats.take({"0": waiting.packed(), "1": held_beat(9, 1.0)})
+    leader.beats.age(1, 20.0)
+    return leader
+
+
+def test_the_leader_reads_from_a_dumped_stack_who_compiles() -> None:
+    lowers = (_stacks.Frame("lib/jax/_src/interpreters/mlir.py", 1, "lower", ""),)
+    reads = (_stacks.Frame("train.py", 9, "read", "os.read(pipe)"),)
+    leader = leader_that_waits()
+    assert told(leader, lowers) == ""
+    assert told(leader, lowers) == ""
+    assert not leader.is_collecting()
+    leader.beats.take({"1": held_beat(10, 1.0)})  # it had come out of the compiler since
+    leader.beats.age(1, 20.0)
+    assert "process 1" in told(leader, reads)
+    assert "process 1" in told(leader_that_waits(), lowers, "stopped")
+
+
+def test_nothing_is_said_of_one_that_went_on_while_stacks_came_in() -> None:
+    leader = leader_that_waits()
+    leader.look()
+    assert leader.is_collecting()
+    leader.beats.take({"1": held_beat(10, 0.1)})  # it was suspended with the leader
+    assert leader.report({0: Left("", (), ()), 1: Left("", (), ())}, {})
+    assert not leader.said
+    assert not leader.behind()
 
 
 def test_threads_in_a_compiled_program_look_stuck_and_are_not_blamed() -> None:

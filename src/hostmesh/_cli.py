@@ -13,6 +13,7 @@ from ._version import __version__
 
 # name -> where its click command is, and its line in `hostmesh --help`, which imports none of them.
 _ELSEWHERE = {
+    "bench": ("hostmesh._bench._command:command", "Race hostmesh against JAX on this machine."),
     "doctor": ("hostmesh._doctor._command:command", "Look for what is wrong with a cluster."),
     "demo": ("hostmesh._demo:command", "Show what hostmesh does, on this machine."),
     "plan": ("hostmesh._plan_command:command", "Show who holds what of an array, without devices."),

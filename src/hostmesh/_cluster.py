@@ -22,6 +22,11 @@ WATCHDOG = "HOSTMESH_WATCHDOG"  # its time-out, and perhaps its action
 FAILURES = "HOSTMESH_FAILURES"  # a file of numbers: of the processes that raised, in order
 
 
+def is_asked_for(variable: str) -> bool:
+    """Whether a variable of the environment is there, and neither empty nor 0."""
+    return os.environ.get(variable, "") not in ("", "0")
+
+
 @dataclass(frozen=True)
 class Member:
     """One process's place in a local cluster: `devices` is its own number of CPU devices."""

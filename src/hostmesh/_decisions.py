@@ -56,7 +56,7 @@ def same_choice(
             message = _encoding.encode(value, name).tobytes()
             _require_small(message, name)
     agreed = agree(name, data=message, timeout=timeout, processes=processes)
-    incoming = Incoming()
+    incoming = Incoming(len(agreed.data[0]))
     incoming.write(np.frombuffer(agreed.data[0], np.uint8), 0)
     return _encoding.decode(incoming)
 

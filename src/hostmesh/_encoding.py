@@ -25,7 +25,7 @@ import numpy.typing as npt
 from jax.core import Tracer
 
 from ._errors import ShapeError, build
-from ._kinds import Kind
+from ._kinds import Kind, malformed
 from ._messages import Incoming, outgoing
 from ._outward import to_numpy
 from ._packing import is_global, key_data
@@ -49,8 +49,13 @@ def encode(value: object, function: str) -> Stream:
 
 
 def decode(message: Incoming) -> Any:
-    """The value of a message."""
-    return _Unpacker(message.arrays).unpack(message.body)
+    """The value of a message; `ClusterError` for one that `encode` does not make."""
+    if not message.has_come:
+        raise malformed("the beginning of one")
+    try:
+        return _Unpacker(message.arrays).unpack(message.body)
+    except Exception as error:  # what the types' own ways back make of any content
+        raise malformed(f"a value that cannot be unpacked: {error!r}") from error
 
 
 def encode_pickled(value: object) -> Stream:
@@ -182,6 +187,8 @@ class _Unpacker:
             return jax.random.wrap_key_data(jax.device_put(parts[1]), impl=parts[0])
         words, shape, values = parts
         dtype = np.lib.format.descr_to_dtype(words)
+        if dtype.hasobject:  # bytes would be read as pointers
+            raise ValueError(f"dtype {dtype}")
         memory = bytearray(values) if isinstance(values, bytes) else self._arrays[values]
         array: HostArray = np.ndarray(shape, dtype, memory)
         return array if code == _ARRAY else array[()]

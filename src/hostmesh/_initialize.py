@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import jax
 
 from . import _backend_start, _exit, _jax, _names
-from ._cluster import FAULT, SANITIZE, WATCHDOG, member_from_environment
+from ._cluster import FAULT, SANITIZE, WATCHDOG, is_asked_for, member_from_environment
 from ._errors import ClusterError, build
 
 _log = logging.getLogger("hostmesh")
@@ -122,7 +122,7 @@ def initialize(
         from ._faults import Fault, install  # costs no import where none is asked for
 
         install(Fault.parse(text))
-    if os.environ.get(SANITIZE, "") not in ("", "0"):
+    if is_asked_for(SANITIZE):
         from ._sanitize import begin
 
         begin()

@@ -287,7 +287,10 @@ def heartbeat_timeout() -> float:
 
 
 _FOLDER = os.path.join(os.path.dirname(jax.__file__), "")
-_COMPILER = os.path.join("jax", "_src", "compiler.py")
+_COMPILER = (
+    os.path.join("jax", "_src", "compiler.py"),
+    os.path.join("jax", "_src", "interpreters", "mlir.py"),  # lowers
+)
 
 # The logger on which JAX announces each backend before it starts it.
 BACKEND_LOGGER = "jax._src.xla_bridge"

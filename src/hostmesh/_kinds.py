@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from ._errors import ClusterError, build
 from ._staging import round_up
 
 # Leaves begin at multiples of this in a stream: the largest size of an element.
 ALIGNMENT = 16
+# Leaves without bytes that a message may claim beyond its length.
+_EMPTY = 2**16
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,38 @@ def pack_kinds(kinds: Sequence[Kind]) -> list[Any]:
     return [(kind.dtype, kind.shape, kind.key, count) for kind, count in runs_of(kinds)]
 
 
-def unpack_kinds(packed: Sequence[Any]) -> tuple[Kind, ...]:
-    """The inverse of `pack_kinds`."""
+def unpack_kinds(packed: Sequence[Any], most: int | None = None) -> tuple[Kind, ...]:
+    """The inverse of `pack_kinds`, for what came from another process: nothing of it is taken on trust.
+
+    Raises:
+      ClusterError: for kinds that are none, or of objects, whose bytes would be read as pointers,
+        and for values of more than `most` bytes, before memory is taken for them.
+    """
     kinds: list[Kind] = []
-    for dtype, shape, key, count in packed:
-        kinds += [Kind(dtype, tuple(shape), key)] * count
+    try:
+        for dtype, shape, key, count in packed:
+            kind = Kind(dtype, tuple(shape), key)
+            numbers = (*kind.shape, count)
+            if not all(type(n) is int and n >= 0 for n in numbers) or not isinstance(key, str):
+                raise ValueError(f"sizes {numbers[:8]}")
+            if not isinstance(dtype, str) or kind.numpy.hasobject:
+                raise ValueError(f"dtype {dtype!r}")
+            if most is not None and (kind.padded * count > most or count > most + _EMPTY):
+                raise ValueError(f"{count} of {str(kind)[:80]} in {most} bytes")
+            kinds += [kind] * count
+    except (TypeError, ValueError, OverflowError) as error:
+        raise malformed(f"arrays that cannot be: {error}") from None
+    if most is not None and length_of(kinds) > most:
+        raise malformed(f"arrays of {length_of(kinds)} bytes in {most}")
     return tuple(kinds)
+
+
+def malformed(given: str) -> ClusterError:
+    """The error of a message that no process of this version would have sent."""
+    return build(
+        ClusterError,
+        where="a message of another process",
+        given=given[:300],
+        rule="it is what hostmesh packs, of the length that was agreed",
+        advice="run the same versions of hostmesh and its dependencies on all processes",
+    )

@@ -18,8 +18,9 @@ import numpy.typing as npt
 from . import _transport
 from ._coordination import Agreement, agree, members_of
 from ._errors import SpecError, build
-from ._kinds import Kind, pack_kinds, unpack_kinds
+from ._kinds import ALIGNMENT, Kind, malformed, pack_kinds, unpack_kinds
 from ._packing import is_inline, pack
+from ._staging import round_up
 from ._stream import Bytes, Landing, Stream
 from ._verdict import name_processes
 
@@ -34,29 +35,43 @@ def outgoing(body: object, kinds: Sequence[Kind], arrays: Sequence[npt.NDArray[A
 
 
 class Incoming:
-    """A message that is arriving, piece by piece and in order."""
+    """A message of at most `most` bytes that is arriving, piece by piece and in order.
+
+    What it claims of itself is checked: `ClusterError` for what `outgoing` does not make.
+    """
 
     body: Any
     kinds: tuple[Kind, ...]
     arrays: list[npt.NDArray[Any]]
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._head = bytearray()
         self._rest: Landing | None = None
         self._first = 0  # where the arrays begin
+
+    @property
+    def has_come(self) -> bool:
+        """Whether its head is there: body, kinds, and arrays for what follows."""
+        return self._rest is not None
 
     def write(self, piece: Bytes, start: int) -> None:
         """Takes the piece that begins at `start`; what lies past the message's end is not read."""
         if self._rest is None:
             self._head += piece.tobytes()
             length = int.from_bytes(self._head[:_PREFIX], "little")
+            if _PREFIX + length > self._most:
+                raise malformed(f"a head of {length} bytes in {self._most}")
             if len(self._head) < _PREFIX + length:
                 return
-            kinds, self.body = msgpack.unpackb(self._head[_PREFIX : _PREFIX + length])
-            self.kinds = unpack_kinds(kinds)
+            try:
+                kinds, self.body = msgpack.unpackb(self._head[_PREFIX : _PREFIX + length])
+            except (TypeError, ValueError) as error:  # msgpack's own are of these
+                raise malformed(f"a head that is none: {error}") from None
+            self._first = round_up(_PREFIX + length, ALIGNMENT)
+            self.kinds = unpack_kinds(kinds, max(0, self._most - self._first))
             self._rest = Landing(self.kinds)
             self.arrays = self._rest.arrays
-            self._first = Stream([np.empty(_PREFIX + length, np.uint8)]).nbytes
             self._head = bytearray()
         self._rest.write(piece[None], start - self._first)
 
@@ -101,7 +116,8 @@ def trade(
     agreed = agree(name, data=data, moves=True, timeout=timeout, processes=processes)
     posts = [Posted(*msgpack.unpackb(posted)) for posted in agreed.data]
     senders = range(len(posts)) if source is None else [source]
-    incoming = {rank: Incoming() for rank in senders}
+    longest = max(post.longest for post in posts)
+    incoming = {rank: Incoming(longest) for rank in senders}
 
     def take(rank: int, piece: Bytes, start: int) -> None:
         if rank in incoming:
@@ -112,7 +128,6 @@ def trade(
     with agreed.turn():
         if require is not None:
             require(agreed, [post.about for post in posts])
-        longest = max(post.longest for post in posts)
         if all(is_inline(post.total, count) for post in posts):
             which = 0 if way == "to all" else agreed.rank
             for rank in senders:

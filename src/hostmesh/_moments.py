@@ -40,10 +40,10 @@ fault: Fault | None = None
 watcher: Watcher | None = None
 
 
-def step(number: int | None) -> None:
-    """A step begins."""
+def step(number: int | None, *, of_all: bool = True) -> None:
+    """A step begins: of all processes, or of some that may be at another one than the rest."""
     if number is not None:
-        if watcher is not None:
+        if watcher is not None and of_all:
             watcher.step(number)
         if fault is not None:
             fault.step(number)

@@ -178,9 +178,7 @@ class Plan:
 
     def _known(self, chunk: Chunk, numbers: Iterable[Collection[int]]) -> None:
         choices = tuple(numbers)
-        if len(chunk) != len(choices) or any(
-            c not in n for c, n in zip(chunk, choices, strict=True)
-        ):
+        if len(chunk) != len(choices) or not all(map(operator.contains, choices, chunk)):
             raise build(
                 ShapeError,
                 where="plan",

@@ -79,10 +79,13 @@ def command(
     console = Console(no_color=plain or None, highlight=False)
     try:
         if html is not None or serve:  # the page says itself what cannot be
+            from . import _plan_reshard
             from ._draw import _page, _serve
 
             listed = "" if order in ("block", "interleaved") else json.dumps(_owners(order))
             start = _serve.start_of(mesh, processes, order, listed, spec, shape, dtype, process)
+            both = None if more.reshard is None else _plan_reshard.two_specs(more.reshard)
+            start |= _serve.start_of_reshard(both, more.hosts)
             if html is not None:
                 _write("--html", html, _page.page(start))
             if serve:

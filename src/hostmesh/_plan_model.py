@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,7 +15,6 @@ from ._plan_rules import Rules, Tensor, unused
 from ._spec import Axes
 from ._topology import Topology
 
-Sort = Literal["file", "bytes", "name"]
 _SHOWN = 10
 
 

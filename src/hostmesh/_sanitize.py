@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 from collections.abc import Generator
@@ -24,8 +25,8 @@ def sanitize() -> Generator[None]:
     """Within the block, processes that go different ways are an error where they part.
 
     To be entered in every process, best before the first program is compiled; or with
-    `HOSTMESH_SANITIZE=1` in the environment, by `hostmesh.initialize`, for all of the program. It
-    checks, besides what hostmesh's own calls always agree on:
+    `HOSTMESH_SANITIZE=1` in the environment, by `hostmesh.initialize`, for all of the program, and
+    for all multiprocess tests. It checks, besides what hostmesh's own calls always agree on:
 
     * each program over devices of several processes, when it is compiled: its name and all of its
       code (StableHLO, constants included) are the same, compiled in the same order,
@@ -46,24 +47,28 @@ def sanitize() -> Generator[None]:
     >>> with hostmesh.sanitize():
     ...     hostmesh.barrier("here")
     """
+    with watched():
+        yield
+        agree("the end of hostmesh.sanitize()")
+
+
+def begin() -> None:
+    """Sanitizes what is left of the program. Nothing is agreed on at its end: an error may be its end."""
+    rest = contextlib.ExitStack()
+    rest.enter_context(watched())
+    atexit.register(rest.close)
+
+
+@contextlib.contextmanager
+def watched() -> Generator[None]:
+    """What `sanitize` does, without an agreement at its end."""
     steps = _Steps(_moments.watcher)
     with _jax.compiles_told(_compare), config.set(check="replicas"):
         _moments.watcher = steps
         try:
             yield
-            agree("the end of hostmesh.sanitize()")
         finally:
             _moments.watcher = steps.before
-
-
-_forever: contextlib.AbstractContextManager[None] | None = None
-
-
-def begin() -> None:
-    """Sanitizes what is left of the program."""
-    global _forever
-    _forever = sanitize()
-    _forever.__enter__()
 
 
 class _Steps:

@@ -299,12 +299,16 @@ def test_a_save_that_is_under_way_is_no_left_over(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_shards_of_a_save_that_died_before_its_index_go_too(tmp_path: Path) -> None:
-    path = tmp_path / "m.safetensors"
-    tree = {name: np.zeros(10) for name in "abc"}
+def _saved_in_shards(folder: Path) -> tuple[Path, dict[str, Any], Path, dict[str, bytes]]:
+    """The path and the tree of a save in several files, its index, and all files' contents."""
+    path, tree = folder / "m.safetensors", {name: np.zeros(10) for name in "abc"}
     hm.save_safetensors(path, tree, max_file_bytes=100)
-    index = tmp_path / "m.safetensors.index.json"
-    before = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
+    contents = {name: (folder / name).read_bytes() for name in os.listdir(folder)}
+    return path, tree, folder / "m.safetensors.index.json", contents
+
+
+def test_shards_of_a_save_that_died_before_its_index_go_too(tmp_path: Path) -> None:
+    path, _, index, before = _saved_in_shards(tmp_path)
     # As if it had been killed before the last rename: shards are there, and the index is not.
     words = index.read_text().replace("m-0", "m.g2-0")
     (tmp_path / f".{path.name}.hostmesh-ab-00000.tmp").write_text(words)
@@ -315,11 +319,7 @@ def test_shards_of_a_save_that_died_before_its_index_go_too(tmp_path: Path) -> N
 
 
 def test_shards_that_were_to_be_removed_when_a_save_died_go_too(tmp_path: Path) -> None:
-    path = tmp_path / "m.safetensors"
-    tree = {name: np.zeros(10) for name in "abc"}
-    hm.save_safetensors(path, tree, max_file_bytes=100)
-    index = tmp_path / "m.safetensors.index.json"
-    old = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
+    path, tree, index, old = _saved_in_shards(tmp_path)
     hm.save_safetensors(path, tree, max_file_bytes=100)
     # As if it had been killed right after the last rename.
     note = tmp_path / f".{path.name}.hostmesh-ab-00004.tmp"

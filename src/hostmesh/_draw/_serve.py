@@ -38,6 +38,18 @@ def start_of(
     return {name: value for name, value in given.items() if value is not None}
 
 
+def start_of_reshard(specs: tuple[str, str] | None, hosts: int | None) -> dict[str, str]:
+    """What the page of a reshard begins with beside that.
+
+    >>> start_of_reshard(("x", "None,x"), 2)
+    {'hosts': '2', 'tab': 'reshard', 'spec': 'x', 'to': 'None,x'}
+    """
+    start = {} if hosts is None else {"hosts": str(hosts)}
+    if specs is not None:
+        start |= {"tab": "reshard", "spec": specs[0], "to": specs[1]}
+    return start
+
+
 def serve(port: int, start: dict[str, str]) -> None:
     """Gives the page to browsers of this machine alone, until Ctrl-C."""
     whole = page(start).encode()

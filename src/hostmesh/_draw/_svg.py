@@ -109,8 +109,8 @@ def _drawn(plan: Plan, name: str, limits: Limits) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" class="hm" role="img"'
         f' aria-labelledby="{mark}t {mark}d" width="{full_width}" height="{full_height}"'
         f' viewBox="0 0 {full_width} {full_height}" style="max-width:100%;height:auto">'
-        f'<title id="{mark}t">{_xml(title)}</title>'
-        f'<desc id="{mark}d">{_xml(" ".join(_spoken(sections)))}</desc>'
+        f'<title id="{mark}t">{xml(title)}</title>'
+        f'<desc id="{mark}d">{xml(" ".join(_spoken(sections)))}</desc>'
         f"<style>{_STYLE}</style><defs>{hatch}</defs>"
         f'<rect class="bg" width="100%" height="100%"/>{_moved(whole, 16, 16)}</svg>\n'
     )
@@ -215,7 +215,7 @@ def _labels(cell: Cell) -> Iterator[tuple[str, str]]:
 def _sheet(kind: str, words: str, x: int, y: int, width: int, height: int, mark: str = "") -> str:
     fill = f' fill="url(#{mark}h)"' if kind == "hole" else ""
     box = f'<rect x="{x}" y="{y}" width="{width}" height="{height}"{fill}/>'
-    label = f'<text x="{x + 7}" y="{y + 16}">{_xml(words)}</text>' if words else ""
+    label = f'<text x="{x + 7}" y="{y + 16}">{xml(words)}</text>' if words else ""
     return f'<g class="{kind}">{box}{label}</g>'
 
 
@@ -260,7 +260,7 @@ def _moved(block: _Block, x: float, y: float) -> str:
 
 
 def _at(words: str, x: float, y: float, kind: str) -> str:
-    return f'<text class="{kind}" x="{round(x)}" y="{round(y)}">{_xml(words)}</text>'
+    return f'<text class="{kind}" x="{round(x)}" y="{round(y)}">{xml(words)}</text>'
 
 
 def _wide(words: str) -> float:
@@ -282,7 +282,7 @@ def _lines(words: str, kind: str, most: float) -> _Block:
     return _Block(wide, high * len(lines), body)
 
 
-def _xml(words: str) -> str:
+def xml(words: str) -> str:
     """Escaped, without the characters that XML has no way to write."""
     allowed = "\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff"
     return escape(re.sub(f"[^{allowed}]", "\ufffd", words), quote=False)

@@ -2,6 +2,7 @@
 
 _feeder     the public class: next, state, stats, end
 _pipeline   two threads: one reads, the other agrees with the processes and makes global arrays
+_threads    how these end with the program
 _source     what is read: iterators, their state, leaves as host arrays
 _template   what batches are made of: structure, dtypes, shapes; host buffers and global arrays
 _ragged     axes that are padded to a size that the processes agree on

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import msgpack
 
 from .._packing import pack
-from .._verdict import name_processes
+from .._verdict import Verdict, name_processes
 from ._rows import Rows
 
 Ends = Literal["drop", "pad", "error"]
@@ -76,6 +76,20 @@ class Outcome:
     given: str = ""
     rule: str = ""
     advice: str = ""
+
+
+def not_agreed(verdict: Verdict, batch: int) -> Outcome:
+    """The end where a round of agreement failed, and there are no posts to decide by."""
+    words = {
+        "late": ("a process did not come", "look at what the missing process does"),
+        "failed": ("all feed until all end", "close feeders at the same batch everywhere"),
+        "diverged": (
+            "all processes make the same feeders in the same order",
+            "make the same calls on all processes",
+        ),
+    }
+    kind = cast("Literal['late', 'failed', 'diverged']", verdict.kind)
+    return Outcome(kind, batch, (), verdict.rule, *words[kind])
 
 
 def decide(

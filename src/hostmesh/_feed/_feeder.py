@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
-import functools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,16 +22,15 @@ from .._packing import pack
 from .._recipes import mesh_of
 from .._trees import Tree
 from .._watch import _marks
+from . import _threads
 from ._ends import Ends, Outcome
 from ._lines import Line
 from ._options import prepared
-from ._pipeline import Pipeline, Ready, threads
+from ._pipeline import Pipeline, Ready
 from ._ragged import PadTo
 from ._source import Reader
 from ._stats import FeederStats, Times
 from ._stats import Line as ProgressLine
-
-_JOIN = 5.0  # seconds that `close` waits for its threads
 
 
 class Padded(NamedTuple):
@@ -154,7 +151,7 @@ class Feeder(Iterator[Any]):
             raise self._error
         if self._ended:
             raise StopIteration
-        _moments.step(self._batches)
+        _moments.step(self._batches, of_all=len(self._options.members) == jax.process_count())
         pipeline = self._pipeline or self._start()
         with self._times.of("waited"), self._mark(pipeline):
             ready = pipeline.next()
@@ -198,8 +195,7 @@ class Feeder(Iterator[Any]):
         # The threads know the pipeline and not the feeder: who drops the feeder ends them.
         self._finalizer = weakref.finalize(self, pipeline.stop, "its feeder was dropped")
         self._finalizer.atexit = False
-        _running.add(pipeline)
-        _arrange_end()
+        _threads.end_with_the_program(pipeline)
         if self._options.prefetch:
             pipeline.start()
         self._pipeline = pipeline
@@ -214,7 +210,7 @@ class Feeder(Iterator[Any]):
     def _end(self, outcome: Outcome, pipeline: Pipeline) -> None:
         self._ended = True
         # A source that hangs is not waited for once more.
-        self._stop("", 0.2 if outcome.kind == "late" else _JOIN)
+        self._stop("", 0.2 if outcome.kind == "late" else _threads.JOIN)
         if outcome.kind == "end":
             return
         kinds: dict[str, type[FeedError | StragglerError | DivergenceError]] = {
@@ -232,7 +228,7 @@ class Feeder(Iterator[Any]):
         )
         raise self._error from pipeline.cause()
 
-    def _stop(self, why: str, seconds: float = _JOIN) -> None:
+    def _stop(self, why: str, seconds: float = _threads.JOIN) -> None:
         if self._line is not None:
             self._line.show(self.stats().line())
             self._line.end()
@@ -242,7 +238,7 @@ class Feeder(Iterator[Any]):
             self._finalizer.detach()
             pipeline.stop(why or "it ended")
             pipeline.join(seconds)
-            _running.discard(pipeline)
+            _threads.running.discard(pipeline)
         elif self._channel is not None and not self._ended:
             line, self._channel = self._channel, None
             line.leave(self._options.call, why)
@@ -394,24 +390,3 @@ class Feeder(Iterator[Any]):
 
 def _handed_out(ready: Ready) -> Any:
     return ready.data if ready.mask is None else Padded(ready.data, ready.mask)
-
-
-_running: weakref.WeakSet[Pipeline] = weakref.WeakSet()
-
-
-@functools.cache
-def _arrange_end() -> None:
-    # When the first feeder begins: so it runs before what was arranged when the program joined its
-    # cluster, which waits for the other processes.
-    atexit.register(_end_all)
-
-
-def _end_all() -> None:
-    """Before JAX takes its coordination service down, which threads may be waiting in."""
-    deadline = time.monotonic() + _JOIN
-    for pipeline in list(_running):
-        with contextlib.suppress(Exception):
-            pipeline.stop("its program ended")
-            pipeline.join(deadline - time.monotonic())
-    for thread in list(threads):  # whose pipelines are gone already
-        thread.join(max(0.0, deadline - time.monotonic()))

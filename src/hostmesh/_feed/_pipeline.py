@@ -25,7 +25,7 @@ import jax
 from .. import _rounds
 from .._trees import Tree
 from . import _alike
-from ._ends import Agreed, Outcome, Post, Then, decide
+from ._ends import Agreed, Outcome, Post, Then, decide, not_agreed
 from ._lines import Line
 from ._options import Options
 from ._rows import Rows, rows_of
@@ -38,7 +38,6 @@ _MOST_AHEAD, _BYTES_AHEAD = 64, 8 * 2**20
 _NEVER = 1e9
 # Who waits for others lets those speak first who wait for their own source.
 _GRACE = 1.0
-
 
 # All that have not ended: one outlives its pipeline while it drops the last of its arrays.
 threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -357,17 +356,7 @@ class Pipeline:
             self._exchanging = False
         if verdict.kind == "agreed":
             return None, [Post.unpacked(data) for data in verdict.data]
-        words = {
-            "late": ("a process did not come", "look at what the missing process does"),
-            "failed": ("all feed until all end", "close feeders at the same batch everywhere"),
-            "diverged": (
-                "all processes make the same feeders in the same order",
-                "make the same calls on all processes",
-            ),
-        }
-        rule, advice = words[verdict.kind]
-        kind: Any = verdict.kind
-        return Outcome(kind, self._frontier, (), verdict.rule, rule, advice), []
+        return not_agreed(verdict, self._frontier), []
 
     def _decided(self, posts: list[Post]) -> tuple[list[Agreed], Outcome | None]:
         options, members = self._options, self._options.members

@@ -32,10 +32,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Seen:
-    """The last beat of a process, and the seconds since it was first seen."""
+    """The last beat of a process, and the seconds since it was first seen.
+
+    `compiles` tells that it makes no more of them because the compiler holds the GIL.
+    """
 
     beat: Beat
     quiet: float = 0.0
+    compiles: bool = False
 
     @property
     def age(self) -> float:
@@ -99,6 +103,8 @@ def _is_waiting(one: Seen) -> bool:
 
 def _state(one: Seen, limits: Limits, awaited: bool) -> State:
     beat = one.beat
+    if one.compiles and one.age <= limits.compiling:
+        return "compiles"
     is_late = one.age > limits.timeout and (beat.marks > 0 or awaited)
     if one.quiet > limits.silence and (is_late or one.quiet > limits.lost):
         return "silent"

@@ -53,7 +53,8 @@ class Keeper:
         self.interrupter = _act.Interrupter()
         self.notes: list[str] = []
         self._acted = 0.0  # when the action was taken
-        self._lost = 0.0  # when the service was said not to answer
+        self._suspects = False  # whether the service did not answer at the last look
+        self._lost = 0.0  # when it was said not to
         self._stopped = False
         self._bell = _signal.Bell()
         deaf = 0.0 if action == "report" else limits.timeout + _GRACE
@@ -113,7 +114,7 @@ class Keeper:
         self._act(beat)
         soon = min(self._every, _SOON)
         left = self._limits.timeout - beat.age
-        return soon if left < 2 * self._every else self._every
+        return soon if self._suspects or left < 2 * self._every else self._every
 
     def _look_at_service(self, beat: Beat) -> None:
         """Tells, from here, that process 0 does not answer: nobody else can."""
@@ -125,6 +126,10 @@ class Keeper:
                 took = time.monotonic() - self._lost
                 self._say(f"hostmesh: watchdog: process 0 answers again after {took:.0f} s\n")
                 self._lost = 0.0
+            self._suspects = False
+            return
+        if not self._suspects:
+            self._suspects = True  # this process may just have been suspended: at the next look
             return
         if not self._lost:
             self._lost = time.monotonic() - quiet

@@ -75,6 +75,7 @@ class Beats:
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[Beat, float]] = {}
+        self._compiling: dict[int, int] = {}  # processes, and their beats before the compiler
 
     def take(self, listed: Mapping[str, bytes]) -> None:
         now = time.monotonic()
@@ -87,7 +88,14 @@ class Beats:
 
     def seen(self) -> list[Seen]:
         now = time.monotonic()
-        return [Seen(beat, now - at) for _, (beat, at) in sorted(self._last.items())]
+        return [
+            Seen(beat, now - at, self._compiling.get(process) == beat.number)
+            for process, (beat, at) in sorted(self._last.items())
+        ]
+
+    def compiles(self, process: int) -> None:
+        """Tells that a process is in the compiler until its next beat."""
+        self._compiling[process] = self._last[process][0].number
 
     def age(self, process: int, seconds: float) -> None:
         """Tells that the beat of a process was there so many seconds ago already."""
@@ -176,7 +184,13 @@ class Leader:
         }
         if expected - set(of_this) and time.monotonic() < known.began + _COLLECT:
             return False
-        now = judge(seen, self._limits)
+        for process, one in of_this.items():
+            if _stacks.is_compiling(one.stack) and kernel.get(process) not in ("stopped", "gone"):
+                self.beats.compiles(process)
+        now = judge(self.beats.seen(), self._limits)
+        if not set(now.behind) & set(known.judged.behind):
+            self._incident = None  # it went on before anything was said, or only compiles
+            return True
         if set(now.behind) > set(known.judged.behind):  # others of its host, a moment later
             known.judged = now
         calls = {p: one.calls for p, one in of_this.items()}

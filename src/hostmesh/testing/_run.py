@@ -31,7 +31,8 @@ def run(
     The processes are real ones, joined by `jax.distributed`, with `devices` CPU devices each (one
     number for all, or a list with one for each process) and the extra environment variables `env`.
     They stay warm: the next call with the same `processes`, `devices`, `env` and `hosts` starts
-    none. The function, its arguments and the results travel by cloudpickle. With `hosts` the
+    none. The function, its arguments and the results travel by cloudpickle, or without it
+    by plain pickle, for what modules hold. With `hosts` the
     processes are spread, in blocks, over so many network namespaces, with names and addresses of
     their own (Linux, root and iproute2 only).
 

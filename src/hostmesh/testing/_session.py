@@ -18,7 +18,7 @@ import pytest
 
 from .._explain import annotate
 from ._state import State
-from ._worker import DONE, Answer, call, error_text, reply, serve
+from ._worker import DONE, Answer, call, error_text, reply, sanitized, serve
 
 if TYPE_CHECKING:
     import warnings
@@ -134,7 +134,8 @@ class Runner:
         before = State.now()
         try:
             # Without a next item all fixtures of the test end with it, whatever their scope.
-            item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+            with sanitized():
+                item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
         except BaseException as error:  # pytest.exit, or an error in a plugin
             return Answer(True, False, pickle.dumps(error_text(error)))
         return self._answer(session.config, clean=before.restore())

@@ -6,6 +6,7 @@ that the starter reads; tasks and answers travel over one connection.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import os
@@ -16,7 +17,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._cluster import member_from_environment
+from .._cluster import SANITIZE, is_asked_for, member_from_environment
 from ._pickle import dumps
 from ._report import MACHINERY
 
@@ -92,10 +93,20 @@ def call(payload: bytes) -> Answer:
     before = State.now()
     try:
         function, args = pickle.loads(payload)
-        failed, result = False, dumps(function(*args))
+        with sanitized():
+            failed, result = False, dumps(function(*args))
     except BaseException as error:
         failed, result = True, pickle.dumps(error_text(error))
     return Answer(failed, before.restore(), result)
+
+
+def sanitized() -> contextlib.AbstractContextManager[None]:
+    """For a task, where the environment asks for it. Each begins anew: one may end in mid-step."""
+    if not is_asked_for(SANITIZE):
+        return contextlib.nullcontext()
+    from .._sanitize import watched
+
+    return watched()
 
 
 def error_text(error: BaseException) -> str:

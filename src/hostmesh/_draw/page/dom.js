@@ -130,7 +130,7 @@ const dom = (() => {
       el(
         "table",
         { class: "rows" },
-        el("thead", {}, el("tr", {}, head.map((name) => el("th", { scope: "col" }, name)))),
+        el("thead", {}, el("tr", {}, head.map((name) => (name instanceof Element ? name : el("th", { scope: "col" }, name))))),
         el("tbody", {}, rows.map((row) => el("tr", {}, row.map((part) => el("td", {}, part))))),
       ),
     );

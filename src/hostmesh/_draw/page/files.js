@@ -14,7 +14,20 @@ const files = (() => {
     return { name: file.name, tensors: model.parseHeader(text, length, file.size, file.name) };
   }
 
-  function render(mesh, found, rules, filter, shown) {
+  // A heading that sorts: once its own way, once the other way, then as in the file again.
+  const nextSort = (sort, column) =>
+    sort.column !== column ? { column, ascending: model.ascends(column) }
+    : sort.ascending === model.ascends(column) ? { column, ascending: !sort.ascending }
+    : { column: null, ascending: true };
+
+  function heading(column, sort) {
+    const order = sort.column !== column ? "none" : sort.ascending ? "ascending" : "descending";
+    const sign = el("span", { "aria-hidden": "true" }, { none: "", ascending: " ↑", descending: " ↓" }[order]);
+    return el("th", { scope: "col", "aria-sort": order },
+      el("button", { type: "button", class: "sort", "data-sort": column, "data-key": `sort-${column}` }, column, sign));
+  }
+
+  function render(mesh, found, rules, filter, sort, shown) {
     const parsed = model.parseRules(rules);
     if (!found) return [el("p", {}, "No file yet.")];
     const rows = model.rows(mesh, found.tensors, parsed);
@@ -22,7 +35,7 @@ const files = (() => {
     const bad = rows.filter((row) => row.error);
     const whole = sum(found.tensors.map((tensor) => tensor.nbytes));
     const device = sum(rows.map((row) => row.device));
-    const wanted = rows.filter((row) => row.tensor.name.includes(filter));
+    const wanted = model.chosen(rows, filter, sort.column, sort.ascending);
     const listed = wanted.slice(0, shown);
     return [
       el("h2", {}, found.name),
@@ -31,7 +44,7 @@ const files = (() => {
         ` on all: ${grouped(device * mesh.size)}.` + (bad.length ? ` ${counted(bad.length, "tensor")} cannot be cut so, and ${bad.length === 1 ? "is" : "are"} left out.` : "")),
       dom.table(
         "Tensors",
-        ["Tensor", "Bytes a device", "Shard", "Shape", "dtype", "Spec", "Rule"],
+        Object.keys(model.COLUMNS).map((column) => heading(column, sort)),
         listed.map((row) => [
           row.tensor.name,
           row.error ? "-" : grouped(row.device),
@@ -48,5 +61,5 @@ const files = (() => {
     ];
   }
 
-  return { read, render, PAGE };
+  return { read, render, nextSort, PAGE };
 })();

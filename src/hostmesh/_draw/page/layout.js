@@ -66,7 +66,7 @@ const layout = (() => {
       id: "local",
       title: `Process ${process} passes and gets back ${dtype.name} ${repr(shape)}`,
       note:
-        `for its ${counted(mine.positions.length, "device")}; place here = place in the global array` + hatched,
+        `for its ${counted(mine.positions.length, "device")}, underlined in all pictures; place here = place in the global array` + hatched,
       names: dimensions(made),
       labels: mine.held.map((numbers, i) => {
         const size = made.shardShape[i];
@@ -122,7 +122,7 @@ const layout = (() => {
       made.axes[i].length ? [`${numbers.length} of ${made.counts[i]} chunks of dimension ${i} (number ${numbers.slice(0, SHOWN).join(", ")}${numbers.length > SHOWN ? ", ..." : ""})`] : [],
     );
     const said = parts.length
-      ? `Process ${process} holds ${parts.join(" and ")}. It passes these side by side: ${repr(planning.localShape(made, process))}.`
+      ? `Process ${process} holds ${parts.join(" and ")}. It passes these joined in one array of shape ${repr(planning.localShape(made, process))}.`
       : `Process ${process} holds the whole array, and passes it.`;
     const holes = planning.missing(made, process);
     if (!holes.length) return [said];

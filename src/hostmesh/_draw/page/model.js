@@ -130,15 +130,19 @@ const model = (() => {
     return new RegExp(`^${source.join("")}$`, "u");
   }
 
-  // A name goes before patterns, and the first pattern that matches counts; none replicates.
+  // A name goes before patterns, and the first pattern that matches counts.
   function ruleFor(rules, name) {
     return rules.find((r) => r.pattern === name) || rules.find((r) => r.expression.test(name)) || null;
   }
 
-  // One row a tensor: its plan, or why it has none.
+  // One row a tensor: its plan, or why it has none. Where there are rules, each needs one that matches.
   function rows(mesh, tensors, rules) {
     return tensors.map((tensor) => {
       const rule = ruleFor(rules, tensor.name);
+      if (!rule && rules.length) {
+        const wrong = "matches no rule";
+        return { tensor, rule, spec: "", shard: null, device: 0, error: wrong, wrong };
+      }
       try {
         const made = planning.plan(mesh, rule ? rule.spec : [], tensor.shape);
         const device = product(made.shardShape) * tensor.itemsize;
@@ -150,7 +154,36 @@ const model = (() => {
     });
   }
 
-  return { headerLength, parseHeader, parseRules, ruleFor, rows };
+  // What the table is sorted by: numbers where larger comes first, or texts.
+  const COLUMNS = {
+    Tensor: (row) => row.tensor.name,
+    "Bytes a device": (row) => row.device,
+    Shard: (row) => (row.shard ? product(row.shard) : -1),
+    Shape: (row) => product(row.tensor.shape),
+    dtype: (row) => row.tensor.dtype,
+    Spec: (row) => row.spec,
+    Rule: (row) => (row.rule ? row.rule.pattern : ""),
+  };
+  const ascends = (column) => column !== "Bytes a device" && column !== "Shard" && column !== "Shape";
+
+  // The rows whose names a regular expression is found in, in the file's order or that of a column;
+  // those that are equal there stand by name.
+  function chosen(all, pattern, column = null, ascending = true) {
+    let wanted;
+    try {
+      wanted = new RegExp(pattern, "u");
+    } catch (error) {
+      throw new PlanError("SpecError", "--filter", `${quoted(pattern)}: ${error.message}`,
+        "it is a regular expression, looked for in names", "write, for example, 'layer.0.' or 'weight$'");
+    }
+    const found = all.filter((row) => wanted.test(row.tensor.name));
+    if (column === null) return found;
+    const by = (value, a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0);
+    const sign = ascending ? 1 : -1;
+    return found.sort((a, b) => sign * by(COLUMNS[column], a, b) || by(COLUMNS.Tensor, a, b));
+  }
+
+  return { headerLength, parseHeader, parseRules, ruleFor, rows, chosen, ascends, COLUMNS };
 })();
 
 if (typeof module !== "undefined") module.exports = model;

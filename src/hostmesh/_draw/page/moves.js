@@ -53,7 +53,35 @@ const moves = (() => {
     return [...by.keys()].sort((a, b) => a - b).map((step) => ({ step, blocks: by.get(step) }));
   }
 
-  return { blocks, rounds };
+  // The elements that all devices need, by where the nearest copy of each lies: the rule of
+  // _transfers.py. `hostOf` gives the host of each process, or is null.
+  function needs(old, made, hostOf) {
+    const { owners } = old.mesh;
+    const host = (device) => hostOf[owners[device]];
+    const total = { own: 0, process: 0, host: 0, far: 0 };
+    owners.forEach((owner, device) => {
+      for (const { into, box } of overlaps(made, made.chunkOf[device], old)) {
+        const having = old.byChunk[old.flat(into)];
+        const nearest = having.includes(device) ? "own"
+          : having.some((other) => owners[other] === owner) ? "process"
+          : hostOf && having.some((other) => host(other) === host(device)) ? "host"
+          : "far";
+        total[nearest] += product(box.map(([a, b]) => b - a));
+      }
+    });
+    return total;
+  }
+
+  // The elements of blocks that travel, within a host and between hosts.
+  function sent(found, hostOf) {
+    const total = { host: 0, far: 0 };
+    for (const { sender, receiver, elements } of found) {
+      if (sender !== receiver) total[hostOf && hostOf[sender] === hostOf[receiver] ? "host" : "far"] += elements;
+    }
+    return total;
+  }
+
+  return { blocks, rounds, needs, sent };
 })();
 
 if (typeof module !== "undefined") module.exports = moves;

@@ -5,14 +5,14 @@
   const { el, fill } = dom;
   const $ = (id) => document.getElementById(id);
   const TABS = ["layout", "reshard", "model"];
-  const FIELDS = ["processes", "order", "owners", "shape", "dtype", "spec", "process", "to", "rules"];
+  const FIELDS = ["processes", "order", "owners", "shape", "dtype", "spec", "process", "to", "hosts", "rules"];
   const MOST_DEVICES = 65536;
   const state = {
     tab: "layout", mesh: "data=4,model=2", processes: "4", order: "block", owners: "[0, 0, 1, 1, 2, 2, 3, 3]",
-    shape: "64,128", dtype: "float32", spec: "data,None", process: "0", to: "None,model",
+    shape: "64,128", dtype: "float32", spec: "data,None", process: "0", to: "None,model", hosts: "",
     rules: "*.weight -> data,model\n*.bias -> None",
   };
-  const passing = { step: 0, last: 0, file: null, shown: files.PAGE }; // not in the link
+  const passing = { step: 0, last: 0, file: null, shown: files.PAGE, sort: { column: null, ascending: true } }; // not in the link
   let context = null; // what the shown layout is made of
 
   // ---- The link: all of the state, readable
@@ -129,6 +129,15 @@
     return { mesh, processes, order, process, dtype, made };
   }
 
+  // The host of each process; null where nothing is known of hosts.
+  function hostsNow(mesh) {
+    if (!state.hosts.trim()) return null;
+    if (!/^[1-9]\d*$/.test(state.hosts)) {
+      throw new words.PlanError("SpecError", "--hosts", state.hosts, "it is a whole number from 1", "leave it empty where hosts are not known");
+    }
+    return planning.hostsOf(mesh.processes.at(-1) + 1, Number(state.hosts));
+  }
+
   const DRAW = {
     layout() {
       context = contextNow();
@@ -144,13 +153,13 @@
     reshard() {
       const { mesh, dtype, made } = contextNow();
       const target = planning.plan(mesh, words.parseSpec(state.to), made.shape);
-      const drawn = reshard.render(made, target, dtype.itemsize, passing.step);
+      const drawn = reshard.render(made, target, dtype.itemsize, hostsNow(mesh), passing.step);
       passing.last = drawn.last;
       passing.step = Math.min(passing.step, drawn.last);
       fill($("reshard"), drawn.nodes);
     },
     model() {
-      fill($("model"), files.render(meshNow().mesh, passing.file, state.rules, $("filter").value, passing.shown));
+      fill($("model"), files.render(meshNow().mesh, passing.file, state.rules, $("filter").value, passing.sort, passing.shown));
       $("filter-label").hidden = !passing.file;
     },
   };
@@ -220,7 +229,7 @@
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("button");
     if (!button) return;
-    const { remove, copy, device } = button.dataset;
+    const { remove, copy, device, sort } = button.dataset;
     if (button.id === "add-axis") {
       const rows = axisRows();
       const names = rows.map(([name]) => name);
@@ -238,6 +247,9 @@
       draw();
     } else if (button.id === "more") {
       passing.shown += files.PAGE;
+      draw();
+    } else if (sort) {
+      passing.sort = files.nextSort(passing.sort, sort);
       draw();
     } else if (copy) {
       const text = $(copy).value ?? $(copy).textContent;

@@ -94,6 +94,15 @@ const planning = (() => {
     return at;
   }
 
+  // The host of each process, where hosts have as many in a row.
+  function hostsOf(processes, hosts) {
+    if (hosts > processes) {
+      throw new PlanError("SpecError", "--hosts", `${hosts} hosts for ${processes} processes`,
+        "each host has a process at least", `give --hosts 1 to ${processes}`);
+    }
+    return Array.from({ length: processes }, (_, process) => Math.floor((process * hosts) / processes));
+  }
+
   const positionsOf = (mesh, process) => mesh.positions.get(process) || [];
 
   function isSubcube(mesh, process) {
@@ -262,7 +271,7 @@ const planning = (() => {
   }
 
   return {
-    digits, topology, positionsOf, isSubcube, plan, specWords, globalIndex, holders, holdersAt, share,
+    digits, topology, hostsOf, positionsOf, isSubcube, plan, specWords, globalIndex, holders, holdersAt, share,
     localShape, placements, missing, replicaGroups, bytes, refuses, code,
   };
 })();

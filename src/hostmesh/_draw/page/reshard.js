@@ -11,7 +11,7 @@ const reshard = (() => {
   const LINKS = 8;
 
   // Everything about one change of layout; `step` 0 is before, the last one after.
-  function planned(old, made, itemsize) {
+  function planned(old, made, itemsize, hostOf) {
     const found = moves.blocks(old, made);
     const rounds = moves.rounds(found, old.mesh.processes);
     const edges = old.shape.map((size, i) => {
@@ -21,7 +21,7 @@ const reshard = (() => {
       }
       return [...cuts].sort((a, b) => a - b);
     });
-    return { old, made, found, rounds, edges, itemsize, last: rounds.length + 1 };
+    return { old, made, found, rounds, edges, itemsize, hostOf, last: rounds.length + 1 };
   }
 
   const size = (plan, blocks) => blocks.reduce((all, block) => all + block.elements, 0) * plan.itemsize;
@@ -89,6 +89,24 @@ const reshard = (() => {
     return el("ul", { id: "sent" }, lines, more > 0 ? el("li", {}, `and ${counted(more, "more block")}`) : null);
   }
 
+  function hostWords(plan, travel) {
+    const { host, far } = moves.sent(travel, plan.hostOf);
+    return `Of these, ${grouped(host * plan.itemsize)} bytes stay within a host and ${grouped(far * plan.itemsize)} go between hosts.`;
+  }
+
+  // The least that must move, device by device, as `hostmesh plan --reshard` counts it.
+  function nearest(plan) {
+    const found = moves.needs(plan.old, plan.made, plan.hostOf);
+    const places = [["on the device already", "own"], ["on another device of its process", "process"]];
+    places.push(...(plan.hostOf ? [["in another process of its host", "host"], ["on another host", "far"]] : [["in another process", "far"]]));
+    return [
+      el("h2", {}, "Where the nearest copy lies"),
+      el("p", { class: "hint" }, "Of all that devices need, each device counted by itself."),
+      el("div", { id: "nearest" }, dom.table("Where the nearest copy lies", ["Nearest copy", "Bytes"],
+        places.map(([words, key]) => [words, grouped(found[key] * plan.itemsize)]))),
+    ];
+  }
+
   function totals(plan) {
     const travel = plan.found.filter((block) => block.sender !== block.receiver);
     const links = new Map();
@@ -96,22 +114,28 @@ const reshard = (() => {
       const key = `${block.sender} → ${block.receiver}`;
       links.set(key, [...(links.get(key) || []), block]);
     }
-    const rows = [...links].slice(0, 2 * LISTED).map(([link, blocks]) => [link, String(blocks.length), grouped(size(plan, blocks))]);
+    const { hostOf } = plan;
+    const place = ({ sender, receiver }) =>
+      hostOf[sender] === hostOf[receiver] ? `within host ${hostOf[sender]}` : `host ${hostOf[sender]} → host ${hostOf[receiver]}`;
+    const rows = [...links].slice(0, 2 * LISTED).map(([link, blocks]) =>
+      [link, ...(hostOf ? [place(blocks[0])] : []), String(blocks.length), grouped(size(plan, blocks))]);
     const more = links.size - rows.length;
     return [
       el("h2", {}, "In all"),
       el("p", { id: "travels" }, `${grouped(size(plan, travel))} bytes travel between processes in ${counted(travel.length, "block")}; ${grouped(size(plan, plan.found) - size(plan, travel))} bytes are there already.`),
-      rows.length ? dom.table("Bytes of each link", ["From → to", "Blocks", "Bytes"], rows) : null,
+      hostOf ? el("p", { id: "hosts-travel" }, hostWords(plan, travel)) : null,
+      rows.length ? dom.table("Bytes of each link", ["Process → process", ...(hostOf ? ["Hosts"] : []), "Blocks", "Bytes"], rows) : null,
       more > 0 ? el("p", {}, `and ${counted(more, "more link")}`) : null,
       el("p", { class: "hint" }, "Each process gets each block that it lacks once. This is who sends where hostmesh moves values itself. On one mesh XLA moves them, by collectives of its own choice; they may move more."),
+      nearest(plan),
     ];
   }
 
-  function render(old, made, itemsize, step) {
+  function render(old, made, itemsize, hostOf, step) {
     if (old.mesh.size > MOST_DEVICES) {
       return { last: 0, nodes: [el("p", {}, `Blocks are listed up to ${MOST_DEVICES} devices here; this mesh has ${grouped(old.mesh.size)}.`)] };
     }
-    const plan = planned(old, made, itemsize);
+    const plan = planned(old, made, itemsize, hostOf);
     const now = Math.min(step, plan.last);
     return {
       last: plan.last,
