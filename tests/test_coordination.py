@@ -107,6 +107,7 @@ def test_a_tree_of_processes_that_come_in_any_order(monkeypatch: pytest.MonkeyPa
         with pytest.raises(hm.StragglerError) as stray:
             hm.barrier("late", timeout=1.5)
         assert f"process {late} did not come within 1.5 s" in str(stray.value)
+        assert "HOSTMESH_WATCHDOG=60 in the environment reports it" in str(stray.value)
         came = name_processes(set(range(8)) - {late})
         assert f"came: {came}: barrier 'late'" in str(stray.value)
         hm.barrier("again", timeout=30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import doctest
 import re
 import shlex
@@ -16,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from hostmesh import _cli
+from hostmesh._config import Config
 from hostmesh.testing import run
 from pages import DOCS, ROOT, Block, blocks_of, headings_of
 
@@ -95,8 +97,9 @@ def test_commands_are_those_of_hostmesh(block: Block, typed: str, shown: str) ->
     _, name, *options = shlex.split(typed)
     command = _cli.main.get_command(click.Context(_cli.main), name)
     assert command is not None, f"{block}: no command {name}"
-    if name == "run":
-        options = [ROOT.joinpath("README.md").name if o.endswith(".py") else o for o in options]
+    if name in ("run", "doctor"):  # a file that is there
+        files = (".py", "timeline.json")
+        options = [ROOT.joinpath("README.md").name if o.endswith(files) else o for o in options]
     context = command.make_context(name, [*options])
     context.close()
     if name == "plan" and not OF_FILES & set(options):
@@ -155,6 +158,17 @@ def test_the_reference_has_every_public_name_once() -> None:
     shown = re.findall(r"^::: hostmesh\.(\w+)$", pages, re.MULTILINE)
     assert sorted({*shown} | {"multihost_utils"}) == sorted(public | {"testing"})
     assert len(shown) == len({*shown})
+
+
+def test_the_page_of_settings_has_every_setting_and_every_variable() -> None:
+    page = (DOCS / "configuration.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(.*?)` \| \w", page, re.MULTILINE)
+    assert rows == [
+        (f.name, f"HOSTMESH_{f.name.upper()}", repr(f.default)) for f in dataclasses.fields(Config)
+    ]
+    sources = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    named = set(re.findall(r"\bHOSTMESH_[A-Z_]*[A-Z]", sources))
+    assert {*re.findall(r"HOSTMESH_[A-Z_]*[A-Z]", page)} == named | {row[1] for row in rows}
 
 
 def test_the_map_of_layers_is_in_the_order_of_the_contract() -> None:

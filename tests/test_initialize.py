@@ -129,6 +129,30 @@ def test_who_raises_is_named_by_the_others_and_nobody_hangs(
 
 
 @pytest.mark.private_names
+def test_an_error_that_all_share_is_shown_once(tmp_path: Path):
+    program = """
+    process = hostmesh.initialize().process
+    meet()
+    hostmesh.barrier("a" if process < 2 else "b", timeout=20)
+    """
+    result, output = cluster(tmp_path, program, devices=(1, 1, 1))
+    assert result.status == 1
+    # Two of them go the same way, at the same lines; the third one's traceback is another.
+    assert output.count("Traceback (most recent call last):") == 2, output
+    # What `run` repeats of the one that it blames may have the line again.
+    assert re.search(r"hostmesh: process [01] of 3 failed in the same way, at the same", output)
+    assert "DivergenceError: barrier 'b' on process 2" in output
+    assert re.search(
+        r"DivergenceError: barrier 'a' on process [01]\n.*given: called here at \S+program\.py:\d+,"
+        r" where processes 0-2 are to do the same\n",
+        output,
+    )
+    told = re.findall(r"was the first to report a failure: .*\n(.*)", output)
+    assert told
+    assert not any("given:" in line for line in told), output
+
+
+@pytest.mark.private_names
 def test_without_a_launcher_who_raises_is_named_with_its_traceback(tmp_path: Path):
     program = """
     import subprocess, sys

@@ -234,17 +234,44 @@ def test_merging_names_the_first_divergence(tmp_path: Path) -> None:
         calls = ("a", "c", "d") if process == 2 else ("a", "b", "c", "d")
         files.append(tmp_path / f"{process}.json")
         files[-1].write_text(json.dumps(_timeline(process, *calls)))
-    assert _merge.merge(files) == [
+    merged = _merge.merge(files)
+    assert merged.sentences == [
         "process 2 skipped b at t.py:98, the 42nd call of MainThread: it went on to c at t.py:99",
         "processes 0-2: step 4, waits in d at t.py:100",
         "no timeline of process 3",
     ]
-    assert "the same" in _merge.merge(files[:2])[0]
+    assert merged.parted
+    alike = _merge.merge(files[:2])
+    assert "the same" in alike.sentences[0]
+    assert not alike.parted
     by_hand = CliRunner().invoke(main, ["doctor", *map(str, files)])
-    assert by_hand.output.splitlines() == _merge.merge(files)
+    assert (by_hand.exit_code, by_hand.output.splitlines()) == (1, merged.sentences)
     (tmp_path / "other.json").write_text("[]")
     with pytest.raises(ValueError, match=r"other\.json is no timeline"):
         _merge.merge([tmp_path / "other.json"])
+
+
+def test_merging_reads_the_newest_run_alone(tmp_path: Path) -> None:
+    files: list[Path] = []
+    for run, at, calls in (("2026-01-02, a:1", 9.0, "ab"), ("2026-01-01, b:2", 5.0, "ba")):
+        for process in range(2):
+            timeline = _timeline(process, *(calls if process else "ab")) | {"run": run}
+            timeline["processes"] = 2
+            for event in timeline["events"]:
+                event["at"] = at
+            files.append(tmp_path / f"{at}-{process}.json")
+            files[-1].write_text(json.dumps(timeline))
+    assert _merge.merge(files).sentences == [
+        "the newest of 2 runs, which began 2026-01-02, a:1:",
+        "the order of collectives is the same, as far as the timelines go",
+        "processes 0-1: step 4, waits in b at t.py:98",
+    ]
+    # Of a process that wrote twice in a run, what it wrote last.
+    (tmp_path / "later.json").write_text(
+        files[1].read_text().replace('"b"', '"c"').replace("9.0", "9.5")
+    )
+    assert _merge.merge([*files[:2], tmp_path / "later.json"]).parted
+    assert _merge.merge([tmp_path / "later.json", *files[:2]]).parted
 
 
 def test_slow_once_or_always() -> None:

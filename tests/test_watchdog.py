@@ -90,12 +90,9 @@ def test_who_hangs_is_named_and_all_raise(said: list[str], tmp_path: Path) -> No
         files = sorted(
             tmp_path.glob("*-process*/timeline.json"), key=lambda path: path.stat().st_mtime
         )
-        sentences = _merge.merge(files[-4:])
-        told = " ".join(sentences)
-        assert re.search(
-            r"processes 0-2: step 7, last agree: barrier 'never' at \S+:\d+, then", told
-        )
-        assert "process 3: step 7, last agree: barrier 'all here'" in told
+        told = " ".join(_merge.merge(files[-4:]).sentences)
+        assert re.search(r"processes 0-2: step 7, waited in barrier 'never' at \S+:\d+, then", told)
+        assert "process 3: step 7, last agreed call: barrier 'all here'" in told
         assert "# the read" in "".join(path.read_text() for path in tmp_path.glob("*/stacks.txt"))
 
 
@@ -166,6 +163,18 @@ def test_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             hm.Watchdog(**wrong)  # type: ignore[arg-type]
     with pytest.raises(hm.SpecError, match="without a watchdog"):
         hm.stragglers()
+
+
+def test_what_witnesses_of_earlier_runs_shared_goes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(_files.FOLDER, str(tmp_path))
+    old, new = tmp_path / "first-127.0.0.1-1-0", tmp_path / "first-127.0.0.1-2-0"
+    for path in (old, new):
+        path.touch()
+    os.utime(old, (time.time() - 61,) * 2)
+    _files.Files(0, 1).close()
+    assert list(tmp_path.iterdir()) == [new]
 
 
 _PROGRAM = """

@@ -36,8 +36,8 @@ _ERRORS: dict[str, tuple[type[HostmeshError], str]] = {
     ),
     "late": (
         StragglerError,
-        "look at what the missing processes do (py-spy, hostmesh's watchdog); raise timeout= if"
-        " they are only slow",
+        "see what the missing processes do: HOSTMESH_WATCHDOG=60 in the environment reports it;"
+        " raise timeout= if they are only slow",
     ),
     "failed": (ClusterError, "mend the failure that is named; here it is only passed on"),
 }
@@ -217,7 +217,7 @@ def agree(
     error = build(
         kind,
         where=f"{what} on process {_jax.place()[0]}",
-        given=f"called at {call.site}, by {name_processes(members)} together",
+        given=f"called here at {call.site}, where {name_processes(members)} are to do the same",
         rule=verdict.rule,
         advice=advice,
     )

@@ -22,6 +22,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
+import xxhash
+
 from . import _jax
 from ._cluster import FAILURES, member_from_environment
 from ._explain import annotate
@@ -29,6 +31,7 @@ from ._explain import annotate
 _END = "hostmesh/end"
 _COUNT = "hostmesh/count"  # of the processes that came to their end
 _CAME = "hostmesh/came/"  # and which
+_SHOWN = "hostmesh/shown/"  # tracebacks, by digest
 _FOREVER = 2**31 - 1  # milliseconds
 _SETTLE = 5.0  # seconds that a failed process stays for the others to read why
 _NOTICE = 10.0  # seconds of silent waiting at the end
@@ -75,7 +78,8 @@ def arrange(shutdown_timeout: float) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         annotate(error)
         end.fail(kind, error, trace)
-        previous(kind, error, trace)
+        if not end.is_in_sight():
+            previous(kind, error, trace)
 
     sys.excepthook = hook
     # Runs before JAX's own, which was registered when JAX was imported.
@@ -92,6 +96,7 @@ class _End:
         self._failed = False
         self._clean = False  # all processes came to their end
         self._first = False  # this one was the first to fail
+        self._traceback = ""
         self._reader = threading.Thread(target=self._read, name="hostmesh-end", daemon=True)
         self._reader.start()
 
@@ -105,7 +110,26 @@ class _End:
                 reports.write(f"{self._process}\n")
         line = "".join(traceback.format_exception_only(kind, error)).strip()
         text = "".join(traceback.format_exception(kind, error, trace))
-        self._write(line[:500], text[-_TRACEBACK_CHARACTERS:])
+        self._traceback = text[-_TRACEBACK_CHARACTERS:]
+        self._write(line[:500], self._traceback)
+
+    def is_in_sight(self) -> bool:
+        """Whether another process has shown this one's traceback, but for its number, in this very
+        terminal. Says so then."""
+        if FAILURES not in os.environ:  # no `hostmesh run`, which puts all into one
+            return False
+        known = self._traceback.replace(f" on process {self._process}\n", "\n")
+        try:
+            self._client.key_value_set(f"{_SHOWN}{xxhash.xxh3_128_hexdigest(known.encode())}", "")
+        except Exception as error:  # or the coordinator is gone
+            if "ALREADY_EXISTS" not in str(error):
+                return False
+            _say(
+                f"process {self._process} of {self._processes} failed in the same way, at the same"
+                " lines"
+            )
+            return True
+        return False
 
     def leave(self) -> None:
         """Waits for the others after a clean run; after a failure sees to it that JAX does not."""
@@ -190,9 +214,12 @@ class _End:
             return
         self._first = value["process"] == self._process
         if not self._first:
+            line = value["line"]
+            if value["traceback"] and FAILURES in os.environ:  # it has all of it, in this terminal
+                line = line.partition("\n")[0]
             _say(
                 f"process {value['process']} of {self._processes} was the first to report a "
-                f"failure: {value['line']}"
+                f"failure: {line}"
             )
             if value["traceback"] and member_from_environment() is None:
                 sys.stderr.write(value["traceback"])  # else it is in the same terminal already

@@ -39,8 +39,9 @@ def sanitize() -> Generator[None]:
       DivergenceError, StragglerError: on all processes, with what each of them does at which line.
 
     Costs one round trip for each program that is compiled and for each `to_global`, with a digest
-    of what is replicated; steps cost nothing. Without JAX's private names programs are not
-    compared.
+    of what is replicated; steps cost nothing. Programs are compared when they are compiled, not
+    each time that they run; without JAX's private names they are not compared at all. Where a
+    process hangs elsewhere the others wait here, `config.timeout` seconds: use it with a `Watchdog`.
 
     >>> import hostmesh
     >>> with hostmesh.sanitize():

@@ -77,7 +77,8 @@ def command(
 
     Start it as the job is started, in every process. Process 0 shows what was found, and ends with
     0 for a healthy cluster, 1 for warnings and 2 for errors; alone it looks at one process. With FILEs,
-    the timelines that a watchdog wrote in several processes, it tells where these parted.
+    the timelines that a watchdog wrote in several processes, it tells where these parted, and ends
+    with 1 if they did; of files of several runs it reads those of the newest.
 
     \b
     hostmesh run -n 4 -d 2 -- hostmesh doctor
@@ -113,11 +114,12 @@ def command(
 
 def _tell(files: tuple[str, ...]) -> None:
     try:
-        sentences = merge(files)
+        merged = merge(files)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from None
-    for sentence in sentences:
+    for sentence in merged.sentences:
         click.echo(sentence)
+    sys.exit(int(merged.parted))
 
 
 def _join(timeout: float, progress: _Watched) -> None:

@@ -67,13 +67,14 @@ class Interrupter:
         self.taken = True
         assert self._error is not None
         made.args = self._error.args
+        made.__suppress_context__ = True  # it does not follow from what was being handled
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del number, frame
         error, self._error = self._error, None
         if error is not None:
             self.taken = True
-            raise error
+            raise error from None  # it does not follow from what was being handled
 
 
 def end_process() -> None:

@@ -20,6 +20,8 @@ from ._record import Event
 
 FOLDER = "HOSTMESH_WATCHDOG_FOLDER"
 STACKS, TIMELINE, HELD = "stacks.txt", "timeline.json", "held.txt"
+_RUN = "hostmesh/run"  # the name of this run, by which files of several runs are told apart
+_FIRST, _SHARED_FOR = "first-", 60.0  # seconds, as in `_witness`
 
 
 class Files:
@@ -34,11 +36,13 @@ class Files:
         name = f"{stamp}-process{process}-{socket.gethostname()}-{os.getpid()}"
         self.folder = Path(base, name)
         self._process, self._processes = process, processes
+        self._run = _run_name()
         self._held: TextIO | None = None
         self._empty = 0
         self._wrote = False
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._tidy()
 
     def path(self, name: str) -> str:
         """The path of a file in this process's folder."""
@@ -47,7 +51,14 @@ class Files:
     def shared(self, name: str) -> str:
         """The path of a file that the processes of a run on this host share."""
         run = (_jax.place()[2] or str(os.getpid())).replace("/", "_").replace(":", "-")
-        return str(self.folder.parent / f"first-{run}-{name}")
+        return str(self.folder.parent / f"{_FIRST}{run}-{name}")
+
+    def _tidy(self) -> None:
+        """Removes what the witnesses of earlier runs shared: none of them needs it any more."""
+        for left in self.folder.parent.glob(f"{_FIRST}*"):
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > _SHARED_FOR:
+                    left.unlink()
 
     def arm(self, thread: int, seconds: float) -> None:
         """Has all stacks written in so many seconds, by a thread that needs no GIL, unless this is
@@ -80,6 +91,7 @@ class Files:
         """Writes events; by default into this process's folder. Raises `OSError`."""
         target = self.folder / TIMELINE if path is None else Path(path)
         whole = {
+            "run": self._run,
             "process": self._process,
             "processes": self._processes,
             "host": socket.gethostname(),
@@ -103,6 +115,17 @@ class Files:
             with contextlib.suppress(OSError):
                 self.folder.rmdir()
                 self.folder.parent.rmdir()
+
+
+def _run_name() -> str:
+    """When this run was first watched, and its coordinator: the same in all of its processes."""
+    coordinator = _jax.place()[2] or f"pid {os.getpid()}"
+    own = f"{time.strftime('%Y-%m-%d %H:%M:%S')}, {coordinator}"
+    if (store := _jax.store()) is not None:
+        with contextlib.suppress(Exception):  # it is only a name
+            if not store.set_once(_RUN, own.encode()):
+                return (store.get(_RUN, 5.0) or b"").decode() or coordinator
+    return own
 
 
 def held_stack(folder: str) -> _stacks.Stack:

@@ -199,7 +199,7 @@ class Keeper:
     def write_timeline(self) -> None:
         """Writes the timeline where it can be written."""
         try:
-            self._files.write_timeline(self._record.events, None)
+            self._files.write_timeline(self._record.timeline(), None)
         except OSError as error:
             self._record.note("timeline", str(error))
 

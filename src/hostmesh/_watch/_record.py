@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ._beat import abridged
 
@@ -15,7 +15,10 @@ from ._beat import abridged
 @dataclass(frozen=True)
 class Event:
     """One event of a process: `at` is the time of day; `seconds` is how long it took, 0 at its
-    beginning. `number` counts the collectives of a channel, a thread's name."""
+    beginning. `number` counts the collectives of a channel, a thread's name. `kind` is that of a
+    call where it begins, "... done" where it ends, "... left" where an exception ends it, and
+    "... now" at the end of a timeline for one that goes on; `own` tells of the last two whether it
+    waits for this process's own data, and not for others."""
 
     at: float
     kind: str
@@ -24,6 +27,7 @@ class Event:
     channel: str = ""
     number: int = -1
     seconds: float = 0.0
+    own: bool = False
 
 
 @dataclass
@@ -35,7 +39,15 @@ class InCall:
     site: str
     thread: int
     is_waiting: Callable[[], bool] | None
+    event: Event
     began: float = field(default_factory=time.monotonic)
+
+    def so_far(self, how: str) -> Event:
+        """An event that tells how it stands with the call: "now", "left", "done"."""
+        own = how != "done" and self.is_waiting is not None and not self.is_waiting()
+        took = time.monotonic() - self.began
+        kind = f"{self.kind} {how}"
+        return replace(self.event, at=time.time(), kind=kind, seconds=took, own=own)
 
 
 class Record:
@@ -86,29 +98,36 @@ class Record:
         self, kind: str, what: str, site: str, is_waiting: Callable[[], bool] | None
     ) -> Generator[None]:
         thread = threading.current_thread()
-        entered = InCall(kind, abridged(what), site, thread.ident or 0, is_waiting)
+        ident = thread.ident or 0
         number = -1
         if kind == "agree":
             number = self._numbers.get(thread.name, 0) + 1
             self._numbers[thread.name] = number
             self.calls += 1
-        began = Event(time.time(), kind, entered.what, site, thread.name, number)
+        began = Event(time.time(), kind, abridged(what), site, thread.name, number)
+        entered = InCall(kind, began.what, site, ident, is_waiting, began)
         self.events.append(began)
-        self._in.setdefault(entered.thread, []).append(entered)
+        self._in.setdefault(ident, []).append(entered)
         self.touch()
+        how = "left"
         try:
             yield
+            how = "done"
         finally:
-            self._in[entered.thread].pop()
-            if not self._in[entered.thread]:
-                del self._in[entered.thread]
-            took = time.monotonic() - entered.began
+            self._in[ident].pop()
+            if not self._in[ident]:
+                del self._in[ident]
+            over = entered.so_far(how)
             if thread is threading.main_thread() and kind != "feed":
-                self._waiting += took
-            self.events.append(
-                Event(time.time(), f"{kind} done", entered.what, site, thread.name, number, took)
-            )
+                self._waiting += over.seconds
+            self.events.append(over)
             self.touch()
+
+    def timeline(self) -> list[Event]:
+        """The last events, and how it stands with the calls that go on: the main thread's last."""
+        main = threading.main_thread().ident
+        calls = sorted(self._in.items(), key=lambda item: item[0] == main)
+        return [*list(self.events), *(inside[0].so_far("now") for _, inside in calls if inside)]
 
     def current(self, thread: int) -> InCall | None:
         """The outermost call that a thread is in: what the user has written."""

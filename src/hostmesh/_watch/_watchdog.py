@@ -136,7 +136,7 @@ class Watchdog:
         Raises `OSError` where it cannot be written.
         """
         files = self._files or _files.Files(*_jax.place()[:2])
-        return files.write_timeline(self._record.events, path)
+        return files.write_timeline(self._record.timeline(), path)
 
     def last_beats(self, processes: Iterable[int] | None = None) -> list[Beat]:
         """The last heartbeats of some processes, or of all: see `stragglers`."""
