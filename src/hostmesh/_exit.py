@@ -51,6 +51,11 @@ def at_end(end: Callable[[], None]) -> None:
         atexit.register(end)
 
 
+def is_arranged() -> bool:
+    """Whether what `at_end` calls comes after all processes' end, and JAX waits for none of them."""
+    return _arranged
+
+
 def not_at_end(end: Callable[[], None]) -> None:
     """Takes `at_end` back."""
     atexit.unregister(end)

@@ -64,8 +64,12 @@ class Keeper:
         self.post.start()
         self._thread.start()
 
-    def stop(self) -> None:
-        """Ends both threads. The others are told that this process does not take part any more."""
+    def stop(self, finished: bool) -> None:
+        """Ends both threads. The others are told that this process does not take part any more.
+
+        With `finished` the program has, and all others have: the witness sees to it that the
+        process ends within the time-out.
+        """
         self._stopped = True
         self._bell.ring()
         if threading.current_thread() is not self._thread:
@@ -74,7 +78,11 @@ class Keeper:
         last = Beat(beat.process, beat.number, beat.host, beat.pid, beat.step, phase="left")
         self.post.stop(last, 2.0)
         self.interrupter.close()
-        self._witness.close()
+        if finished:
+            timeout, kills = self._limits.timeout, self._action != "report"
+            self._witness.follow(*_report.unended(beat, timeout, kills), timeout, kills)
+        else:
+            self._witness.close()
         if not self._thread.is_alive():
             self._bell.close()
 

@@ -109,6 +109,23 @@ def ends(own: Beat, last: Seen | None, timeout: float) -> tuple[str, str]:
     return every[0], every[1]
 
 
+def unended(own: Beat, timeout: float, kills: bool) -> tuple[str, str]:
+    """What is to be told of a process whose program finished, and which is there at the time-out; and
+    the same in short, for others like it."""
+    body = f"finished its program over {timeout:g} s ago and does not end"
+    cause = (
+        "a computation that it started waits for another process (which has skipped a jitted call,"
+        " for one), or an exit handler does not return"
+    )
+    end = "; it is killed" if kills else ""
+    lines = _wrapped(f"watchdog: process {own.process} {body}: {cause}{end}")
+    lines += _wrapped(f"process {own.process}: last {_step(own)}at {own.site or own.place}", "  ")
+    lines += _wrapped(f"host {own.host}, pid {own.pid}; {_memory(own)}", "      ")
+    brief = _wrapped(f"watchdog: process {own.process} {body}, either{end}")
+    every = ["".join(f"hostmesh: {line}\n" for line in of) for of in (lines, brief)]
+    return every[0], every[1]
+
+
 def told_timeline(process: int, path: str) -> str:
     """Where a timeline is that somebody has asked for by a signal."""
     return f"hostmesh: watchdog: timeline of process {process}: {path}\n"
