@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from hostmesh._cli import main
-from hostmesh._watch import _merge, _report, _stacks, _table
+from hostmesh._watch import _lead, _merge, _report, _stacks, _table
 from hostmesh._watch._beat import Beat
 from hostmesh._watch._judge import Judgement, Limits, Seen, judge
 
@@ -211,3 +212,35 @@ def test_slow_once_or_always() -> None:
 
 def test_a_judgement_of_nobody() -> None:
     assert judge([], LIMITS) == Judgement({})
+
+
+def test_what_follows_from_the_action_is_no_new_incident() -> None:
+    leader, numbers = _lead.Leader(0, LIMITS, "raise"), itertools.count(10)
+
+    def look(*every: Seen) -> _lead.Summary:
+        leader.beats.take({str(one.beat.process): one.beat.packed() for one in every})
+        for one in every:
+            leader.beats.age(one.beat.process, one.quiet)
+        leader.look()
+        if leader.is_collecting():
+            lefts = {p: _lead.Left("", (), ()) for p in range(3)}
+            assert leader.report(lefts, {})
+        return leader.summary(every[0].beat)
+
+    first = look(waits(0), waits(1), seen(2))
+    assert first.act
+    assert "process 2 of 3 has made no progress" in first.text
+    assert len(leader.said) == 1
+
+    # Process 2 took the error and ends; process 1 did not, and its watchdog has ended it.
+    def after(process: int, phase: str, **given: Any) -> Seen:
+        one = seen(process, phase=phase, **given)
+        return dataclasses.replace(one, beat=dataclasses.replace(one.beat, number=next(numbers)))
+
+    then = look(waits(0, quiet=20.0), waits(1, quiet=20.0), after(2, "ended", age=0.0))
+    assert (then.incident, then.act) == (first.incident, True)
+    assert len(leader.said) == 1
+    # One that took it and goes on in its program is told of, and may be behind again.
+    gone_on = look(after(0, "runs", age=0.0), after(1, "left"), after(2, "runs", age=0.0))
+    assert not gone_on.incident
+    assert "process 2 goes on" in leader.said[-1]

@@ -30,7 +30,8 @@ _END = "hostmesh/end"
 _COUNT = "hostmesh/count"  # of the processes that came to their end
 _CAME = "hostmesh/came/"  # and which
 _FOREVER = 2**31 - 1  # milliseconds
-_SETTLE = 5.0  # seconds that a failed process stays for the others to read why
+_READ = 3.0  # seconds that a failed process stays for the others to read why: a launcher has 5
+_SETTLE = 5.0  # seconds that process 0 stays then, which has the service
 _NOTICE = 10.0  # seconds of silent waiting at the end
 _TRACEBACK_CHARACTERS = 8000
 
@@ -130,7 +131,7 @@ class _End:
         came = self._come()
         if not self._failed and self._reader.is_alive():
             self._wait(last=came == self._processes)
-        self._reader.join(_SETTLE + 1.0)
+        self._reader.join(_READ + 1.0)
         if self._clean:
             return
         if self._process == 0 and not self._first:
@@ -202,7 +203,7 @@ class _End:
             if value["traceback"] and member_from_environment() is None:
                 sys.stderr.write(value["traceback"])  # else it is in the same terminal already
         with suppress(Exception):  # nobody leaves before all have read it, but for a bounded time
-            self._client.wait_at_barrier("hostmesh/read", int(_SETTLE * 1000))
+            self._client.wait_at_barrier("hostmesh/read", int(_READ * 1000))
 
 
 def _say(text: str) -> None:

@@ -53,11 +53,12 @@ class Keeper:
         self.interrupter = _act.Interrupter()
         self.notes: list[str] = []
         self._acted = 0.0  # when the action was taken
+        self._why = ""  # and for what
         self._lost = 0.0  # when the service was said not to answer
         self._stopped = False
         self._bell = _signal.Bell()
         deaf = 0.0 if action == "report" else limits.timeout + _GRACE
-        self._witness = _witness.Witness(deaf, files.shared(name), files.path("ended.txt"))
+        self._witness = _witness.Witness(deaf, files.shared(name), files.path("ended.txt"), process)
         self._thread = threading.Thread(target=self._run, name="hostmesh-watch", daemon=True)
 
     def start(self) -> None:
@@ -75,8 +76,7 @@ class Keeper:
         if threading.current_thread() is not self._thread:
             self._thread.join(2.0)
         beat = self.sampler.beat()
-        last = Beat(beat.process, beat.number, beat.host, beat.pid, beat.step, phase="left")
-        self.post.stop(last, 2.0)
+        self.post.stop(_left(beat), 2.0)
         self.interrupter.close()
         if finished:
             timeout, kills = self._limits.timeout, self._action != "report"
@@ -158,7 +158,7 @@ class Keeper:
             text = "watchdog: the coordinator, process 0, does not answer"
         if not text:
             return
-        self._acted = time.monotonic()
+        self._acted, self._why = time.monotonic(), text
         if self._action == "exit":
             self._say(f"hostmesh: watchdog: process {self._process} exits with {_act.STATUS}\n")
             self._end()
@@ -179,7 +179,10 @@ class Keeper:
         self._end()
 
     def _end(self) -> None:
+        """The others learn that this is no end of its own, and so does who has started it."""
+        self.post.stop(_left(self.sampler.beat()), 1.0)
         self._witness.close()
+        _act.note_why(self._why)
         _act.end_process()
 
     def _error(self, text: str, beat: Beat) -> StragglerError:
@@ -208,3 +211,8 @@ class Keeper:
 
     def _say(self, text: str) -> None:
         _act.say(text)
+
+
+def _left(beat: Beat) -> Beat:
+    """The last beat of a process that does not take part any more."""
+    return Beat(beat.process, beat.number, beat.host, beat.pid, beat.step, phase="left")

@@ -139,6 +139,9 @@ class Leader:
             return
         still = set(known.judged.behind) & set(judged.behind)
         if known.reported and not still:
+            phases = {one.beat.phase for one in seen if one.beat.process in known.judged.behind}
+            if known.acts and phases <= {"ended", "left"}:
+                return  # all end, as the action has it: what follows is no new incident
             who, took = known.judged.behind, time.monotonic() - known.behind_since
             verb = "goes" if len(who) == 1 else "go"
             self.said.append(
