@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from hostmesh._cli import main
-from hostmesh._watch import _lead, _merge, _report, _stacks, _table
+from hostmesh._watch import _lead, _merge, _missed, _report, _stacks, _table
 from hostmesh._watch._beat import Beat
 from hostmesh._watch._judge import Judgement, Limits, Seen, judge
 
@@ -97,7 +97,7 @@ def _report_of(every: list[Seen], **found: Any) -> str:
     return _report.report(every, judged, _report.Found(**found), 10.0, "all exit")
 
 
-def test_the_report_is_of_80_columns_and_names_all() -> None:
+def test_the_report_fits_80_columns_behind_a_number_and_names_all() -> None:
     frames = (_stacks.Frame("/home/me/data.py", 88, "read", "return file.read()"),)
     others = (_stacks.Frame("/home/me/train.py", 44, "step", "hm.barrier('b')"),)
     every = [
@@ -120,7 +120,7 @@ def test_the_report_is_of_80_columns_and_names_all() -> None:
         ),
     ]
     text = _report_of(every, stacks={0: others, 1: others, 2: frames})
-    assert all(len(line) <= 80 and line.startswith("hostmesh: ") for line in text.splitlines()), (
+    assert all(len(line) <= 75 and line.startswith("hostmesh: ") for line in text.splitlines()), (
         text
     )
     joined = " ".join(text.replace("hostmesh: ", "").split())
@@ -241,6 +241,23 @@ def test_what_follows_from_the_action_is_no_new_incident() -> None:
     assert (then.incident, then.act) == (first.incident, True)
     assert len(leader.said) == 1
     # One that took it and goes on in its program is told of, and may be behind again.
-    gone_on = look(after(0, "runs", age=0.0), after(1, "left"), after(2, "runs", age=0.0))
+    gone_on = look(after(0, "runs", age=0.0), after(1, "runs", age=0.0), after(2, "runs", age=0.0))
     assert not gone_on.incident
     assert "process 2 goes on" in leader.said[-1]
+
+
+def test_the_call_that_one_has_not_made_is_named() -> None:
+    every = [waits(0), waits(1), seen(2, place="train.py:73")]
+    calls = [_merge.Call("MainThread", n, "allgather", "train.py:61") for n in (1, 2, 3)]
+    judged = judge(every, LIMITS)
+    told = _missed.missed(every, judged, {0: calls, 1: calls, 2: calls[:2]})
+    assert told == (
+        "process 2 has not made agreed call 3, allgather at train.py:61 (its last: 2),"
+        " in which processes 0-1 wait: skipped, or it did not come there from train.py:73"
+    )
+    text = " ".join(_report_of(every, order=told).replace("hostmesh: ", "").split())
+    assert "made no progress for 11.0 s, and is not where the others wait (time-out 10 s)" in text
+    assert told in text
+    # All have made the same calls; or what the others made is not one call.
+    assert not _missed.missed(every, judged, {0: calls, 1: calls, 2: calls})
+    assert not _missed.missed(every, judged, {0: calls, 1: calls[:2], 2: calls[:1]})

@@ -115,7 +115,7 @@ class Keeper:
         self._files.arm(self.sampler.thread.ident or 0, max(0.7 * silence, 0.5))
         self.post.offer(beat)
         known = self.post.summary
-        last = None if known is None else Seen(known.leader)
+        last = None if known is None else Seen(known.leader, self.post.summary_age)
         self._witness.know(*_report.ends(beat, last, self._limits.timeout))
         self._look_at_service(beat)
         self._act(beat)

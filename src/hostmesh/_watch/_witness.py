@@ -20,6 +20,7 @@ from typing import IO
 
 from .._cluster import NOTES
 
+AGO = "\x01"  # stands on both sides of a number of seconds, to which those since then are added
 _PROGRAM = r"""
 import contextlib, json, os, select, signal, sys, time
 parent, limit, first, own = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], sys.argv[4]
@@ -34,6 +35,9 @@ def state(): return facts()[0]
 def used(): return (int(facts()[11]) + int(facts()[12])) / os.sysconf("SC_CLK_TCK")
 
 def tell(words, brief=""):
+    ago, parts = time.monotonic() - last, words.split(sys.argv[7])
+    parts[1::2] = [f"{float(part) + ago:.1f}" for part in parts[1::2]]
+    words = "".join(parts)
     try:
         os.makedirs(os.path.dirname(own), exist_ok=True)
         with open(own, "a") as file: file.write(words)
@@ -97,7 +101,7 @@ class Witness:
 
     def __init__(self, limit: float, first: str, own: str, process: int) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        arguments = [str(os.getpid()), str(limit), first, own, str(process), NOTES]
+        arguments = [str(os.getpid()), str(limit), first, own, str(process), NOTES, AGO]
         with contextlib.suppress(OSError):
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _PROGRAM, *arguments],
