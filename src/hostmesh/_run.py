@@ -197,9 +197,8 @@ def _watch(
         done[first] = replace(done[first], stopped=False)
         if not done[first].killed:
             status = done[first].status or status
-        if status in (ABANDONED, 128 + signal.SIGKILL):
-            with suppress(OSError):
-                why, status = (notes / WHY).read_text(), ABANDONED
+        with suppress(OSError):
+            why, status = (notes / WHY).read_text(), ABANDONED
     elif status in {128 + n for n in _ENDING} and not any(each.status for each in done):
         status = 0  # told to stop, they did so in good order
     blamed = None if first is None else done[first]

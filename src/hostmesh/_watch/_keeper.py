@@ -5,6 +5,7 @@ In a thread of its own that never calls the service, so that it goes on where pr
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -23,6 +24,7 @@ _SOON = 1.0
 # A gap between two looks that is longer than this many of them, and these seconds, is a suspension.
 _GAPS, _GAP = 3, 2.0
 _LEADER_STAYS = 1.5  # seconds that the leader goes on for the others to read what it found
+_STAYS = 4.0  # seconds that process 0 stays for the others to end: a launcher gives them 5
 _GRACE = 5.0  # seconds for an error to reach its thread
 _CALLS = 60  # collectives of a process that are compared
 
@@ -181,9 +183,21 @@ class Keeper:
     def _end(self) -> None:
         """The others learn that this is no end of its own, and so does who has started it."""
         self.post.stop(_left(self.sampler.beat()), 1.0)
-        self._witness.close()
         _act.note_why(self._why)
+        if self._process == 0 and self._action == "raise":
+            self._stay()
+        self._witness.close()
         _act.end_process()
+
+    def _stay(self) -> None:
+        """JAX aborts who still needs the service, which ends with this process."""
+        until = time.monotonic() + _STAYS
+        with contextlib.suppress(Exception):
+            while time.monotonic() < until:
+                others = [beat for beat in self.post.last_beats() if beat.process]
+                if all(beat.phase == "left" for beat in others):
+                    return
+                time.sleep(0.1)
 
     def _error(self, text: str, beat: Beat) -> StragglerError:
         return build(
