@@ -247,7 +247,7 @@ def test_what_follows_from_the_action_is_no_new_incident() -> None:
 
 
 def test_the_call_that_one_has_not_made_is_named() -> None:
-    every = [waits(0), waits(1), seen(2, place="train.py:73")]
+    every = [waits(0), waits(1, age=9.0), seen(2, place="train.py:73")]  # one came a moment later
     calls = [_merge.Call("MainThread", n, "allgather", "train.py:61") for n in (1, 2, 3)]
     judged = judge(every, LIMITS)
     told = _missed.missed(every, judged, {0: calls, 1: calls, 2: calls[:2]})

@@ -263,7 +263,7 @@ class _Child:
     def send(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a zombie
             if self._popen.returncode is None:
-                if number == signal.SIGKILL or number in _ENDING:
+                if number in (*_ENDING, signal.SIGABRT, signal.SIGKILL):
                     self.killed = number == signal.SIGKILL
                     with suppress(OSError), (self._notes / ENDED).open("a") as file:
                         file.write(f"{self.process}\n")  # for its witness

@@ -16,7 +16,7 @@ def missed(seen: Sequence[Seen], judged: Judgement, calls: Mapping[int, Sequence
     at some later line that is right; or the process has not come to it yet.
     """
     by = {one.beat.process: one.beat for one in seen}
-    waiting = [p for p in by if judged.states.get(p) == "waits" and by[p].phase == "agrees"]
+    waiting = [p for p in by if by[p].phase == "agrees" and p not in judged.behind]
     behind = [p for p in judged.behind if calls.get(p)]
     last = {p: _last(calls.get(p, ())) for p in waiting}
     if not behind or len(set(last.values())) != 1:

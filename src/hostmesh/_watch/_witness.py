@@ -79,7 +79,7 @@ while os.getppid() == parent:
     if open_ and select.select([0], [], [], 0.2)[0]:
         data = os.read(0, 65536)
         open_ = bool(data)
-        last = time.monotonic()
+        if data: last = time.monotonic()
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             text = json.loads(line)
