@@ -63,8 +63,12 @@ def summary(result: Result) -> str:
     else:
         head, lines = f"stopped by {signal.Signals(result.status - 128).name}", []
     others = [e for e in result.exits if e is not first]
-    ended = ", ".join(f"{e.process}: {_status(e.status)}" for e in others if not e.stopped)
-    stopped = ", ".join(f"{e.process}: {_status(e.status)}" for e in others if e.stopped)
+    ended = ", ".join(
+        f"{e.process}: {_status(e.status)}" for e in others if not (e.stopped or e.killed)
+    )
+    stopped = ", ".join(
+        f"{e.process}: {_status(e.status)}" for e in others if e.stopped or e.killed
+    )
     tail = [f"ended before: {ended}"] * bool(ended) + [f"ended then: {stopped}"] * bool(stopped)
     return "\n".join([f"hostmesh run: {head}", *lines, *tail])
 
