@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import hostmesh
-from hostmesh import _cli, _run
+from hostmesh import _cli, _outcome, _run
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path):
         assert launcher.stderr is not None
         launcher.stdout.readline()
         launcher.stdout.close()
-        assert launcher.wait(60) == _run.UNREAD
+        assert launcher.wait(60) == _outcome.UNREAD
         assert launcher.stderr.read() == b""
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hostmesh import _lines, _run
+from hostmesh import _lines, _outcome, _run
 from hostmesh._cluster import free_port
 
 PREAMBLE = """
@@ -104,7 +104,7 @@ def test_each_process_has_its_place_and_runs_as_under_python(tmp_path: Path):
     assert [(e.process, e.status, e.stopped) for e in result.exits] == [
         (p, 0, False) for p in range(4)
     ]
-    assert _run.summary(result) == ""
+    assert _outcome.summary(result) == ""
 
 
 def test_output_survives(tmp_path: Path):
@@ -199,7 +199,7 @@ def test_the_first_failure_in_time_is_blamed_and_not_those_that_follow(tmp_path:
     assert [e.status for e in result.exits] == [9, 128 + signal.SIGTERM, 7, 0]
     assert [e.stopped for e in result.exits] == [True, True, False, False]
     assert result.exits[2].last_lines == ("a last word",)
-    text = _run.summary(result)
+    text = _outcome.summary(result)
     assert re.match(
         r"hostmesh run: process 2 of 4 failed first: exit status 7 after \d+\.\d s", text
     )
@@ -252,8 +252,8 @@ def test_a_process_that_is_killed_has_the_status_of_a_shell(tmp_path: Path):
     killer.join()
     assert result.status == 128 + 9
     assert result.first_failure == result.exits[1]
-    assert "process 1 of 2 failed first: SIGKILL after" in _run.summary(result)
-    assert "(it printed nothing)" in _run.summary(result)
+    assert "process 1 of 2 failed first: SIGKILL after" in _outcome.summary(result)
+    assert "(it printed nothing)" in _outcome.summary(result)
 
 
 def test_who_does_not_end_when_asked_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -299,7 +299,7 @@ def test_a_signal_is_passed_on_and_ends_the_run(tmp_path: Path, number: signal.S
     assert sorted(output.splitlines()) == [b"[0] got it", b"[1] got it"]
     assert result.status == 128 + number
     assert result.first_failure is None
-    assert _run.summary(result).startswith(f"hostmesh run: stopped by {number.name}\n")
+    assert _outcome.summary(result).startswith(f"hostmesh run: stopped by {number.name}\n")
 
 
 def test_a_second_interrupt_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -383,7 +383,96 @@ def test_at_the_time_out_each_process_shows_its_stacks(tmp_path: Path):
         assert sum(line.startswith(f"[{process}]") and "stuck_here" in line for line in stacks) == 1
     assert not any(line.startswith("[2]") for line in stacks)
     assert list(tmp_path.glob("core*")) == []
-    assert re.match(r"hostmesh run: stopped at the time-out, after \d", _run.summary(result))
+    assert re.match(r"hostmesh run: stopped at the time-out, after \d", _outcome.summary(result))
+
+
+def test_one_whose_python_is_over_is_named_at_the_time_out(tmp_path: Path):
+    program = """
+    if me == 1:
+        import atexit, ctypes
+        libc = ctypes.CDLL(None)
+        libc.__cxa_atexit(ctypes.cast(libc.pause, ctypes.c_void_p), None, None)  # at C's end
+    """
+    result, output = run(tmp_path, program, devices=(1, 1), timeout=5.0)
+    assert (result.status, result.exits[0].status) == (124, 0)
+    assert output.decode().splitlines()[-1].startswith("[1] (no Python stack: ")
+
+
+def test_it_is_told_once_that_others_run_while_one_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(_run, "LINGER", 0.1)
+    program = """
+    if me < 2:
+        while not (here / "told").exists():
+            time.sleep(0.01)
+    """
+    told: list[str] = []
+
+    def listen(text, **_):
+        told.append(text)
+        (tmp_path / "told").touch()
+
+    monkeypatch.setattr(_run, "print", listen, raising=False)
+    result, _ = run(tmp_path, program, timeout=60.0)
+    assert result.status == 0
+    assert [re.sub(r"\d+ s ago", "N s ago", text) for text in told] == [
+        "hostmesh run: process 2 ended N s ago, processes 0-1 still run"
+    ]
+
+
+@pytest.mark.parametrize("status", [75, -9])
+def test_a_watchdog_that_ended_the_processes_has_said_why(tmp_path: Path, status: int):
+    program = f"""
+    if me == 1:
+        (Path(os.environ["HOSTMESH_NOTES"]) / "why").write_text("watchdog: process 0 of 2 sleeps")
+        os.kill(os.getpid(), 9) if {status} < 0 else sys.exit({status})
+    time.sleep(60)
+    """
+    result, _ = run(tmp_path, program, devices=(1, 1))
+    assert result.status == 75
+    ended = {75: "exit status 75", -9: "SIGKILL"}[status]
+    assert re.fullmatch(
+        r"hostmesh run: ended by the watchdog, after \S+ s:\n  process 0 of 2 sleeps\n"
+        rf"ended before: 1: {ended}\nended then: 0: SIGTERM",
+        _outcome.summary(result),
+    )
+
+
+def test_the_blamed_one_that_does_not_end_does_not_give_the_status_of_its_killing(tmp_path: Path):
+    program = """
+    if me == 0:
+        Path(os.environ["HOSTMESH_FAILURES"]).write_text("0\\n")
+        (here / "reported.pid").write_text(str(os.getpid()))
+        time.sleep(60)
+    wait_for(3)
+    sys.exit(8)
+    """
+    result, _ = run(tmp_path, program, devices=(1, 1), grace=0.5)
+    assert (result.status, result.first_failure) == (8, result.exits[0])
+    assert "failed first: SIGKILL, as it did not end, after" in _outcome.summary(result)
+
+
+def test_witnesses_know_whom_the_launcher_ends(tmp_path: Path):
+    program = """
+    if me:
+        from hostmesh._watch import _witness
+        kept = _witness.Witness(0, str(here / f"first{me}"), str(here / f"own{me}"), me)
+        kept.know(f"{me} ended, last seen {_witness.AGO}7{_witness.AGO} s before\\n", "")
+        time.sleep(0.5)  # for it to read that
+        note(kept._process.pid)
+    if me == 1:
+        wait_for(5)
+        os.kill(os.getpid(), 9)
+    time.sleep(60)
+    """
+    (tmp_path / "program.py").write_text(PREAMBLE + textwrap.dedent(program))
+    output = io.BytesIO()
+    command = [sys.executable, str(tmp_path / "program.py")]
+    _run.run(command, [1, 1, 1], output=output, environment={"HERE": str(tmp_path)})
+    told = re.fullmatch(r"\[1\] 1 ended, last seen (\S+) s before\n", output.getvalue().decode())
+    assert told
+    assert float(told[1]) >= 7.4  # the witness heard of it half a second before, at least
 
 
 def test_colour_is_for_terminals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

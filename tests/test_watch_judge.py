@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from hostmesh._cli import main
-from hostmesh._watch import _merge, _report, _stacks, _table
+from hostmesh._watch import _lead, _merge, _missed, _report, _stacks, _table
 from hostmesh._watch._beat import Beat
 from hostmesh._watch._judge import Judgement, Limits, Seen, judge
 from hostmesh._watch._lead import Leader, Left
@@ -149,7 +150,7 @@ def _report_of(every: list[Seen], **found: Any) -> str:
     return _report.report(every, judged, _report.Found(**found), 10.0, "all exit")
 
 
-def test_the_report_is_of_80_columns_and_names_all() -> None:
+def test_the_report_fits_80_columns_behind_a_number_and_names_all() -> None:
     frames = (_stacks.Frame("/home/me/data.py", 88, "read", "return file.read()"),)
     others = (_stacks.Frame("/home/me/train.py", 44, "step", "hm.barrier('b')"),)
     every = [
@@ -172,7 +173,7 @@ def test_the_report_is_of_80_columns_and_names_all() -> None:
         ),
     ]
     text = _report_of(every, stacks={0: others, 1: others, 2: frames})
-    assert all(len(line) <= 80 and line.startswith("hostmesh: ") for line in text.splitlines()), (
+    assert all(len(line) <= 75 and line.startswith("hostmesh: ") for line in text.splitlines()), (
         text
     )
     joined = " ".join(text.replace("hostmesh: ", "").split())
@@ -291,3 +292,52 @@ def test_slow_once_or_always() -> None:
 
 def test_a_judgement_of_nobody() -> None:
     assert judge([], LIMITS) == Judgement({})
+
+
+def test_what_follows_from_the_action_is_no_new_incident() -> None:
+    leader, numbers = _lead.Leader(0, LIMITS, "raise"), itertools.count(10)
+
+    def look(*every: Seen) -> _lead.Summary:
+        leader.beats.take({str(one.beat.process): one.beat.packed() for one in every})
+        for one in every:
+            leader.beats.age(one.beat.process, one.quiet)
+        leader.look()
+        if leader.is_collecting():
+            lefts = {p: _lead.Left("", (), ()) for p in range(3)}
+            assert leader.report(lefts, {})
+        return leader.summary(every[0].beat)
+
+    first = look(waits(0), waits(1), seen(2))
+    assert first.act
+    assert "process 2 of 3 has made no progress" in first.text
+    assert len(leader.said) == 1
+
+    # Process 2 took the error and ends; process 1 did not, and its watchdog has ended it.
+    def after(process: int, phase: str, **given: Any) -> Seen:
+        one = seen(process, phase=phase, **given)
+        return dataclasses.replace(one, beat=dataclasses.replace(one.beat, number=next(numbers)))
+
+    then = look(waits(0, quiet=20.0), waits(1, quiet=20.0), after(2, "ended", age=0.0))
+    assert (then.incident, then.act) == (first.incident, True)
+    assert len(leader.said) == 1
+    # One that took it and goes on in its program is told of, and may be behind again.
+    gone_on = look(after(0, "runs", age=0.0), after(1, "runs", age=0.0), after(2, "runs", age=0.0))
+    assert not gone_on.incident
+    assert "process 2 goes on" in leader.said[-1]
+
+
+def test_the_call_that_one_has_not_made_is_named() -> None:
+    every = [waits(0), waits(1, age=9.0), seen(2, place="train.py:73")]  # one came a moment later
+    calls = [_merge.Call("MainThread", n, "allgather", "train.py:61") for n in (1, 2, 3)]
+    judged = judge(every, LIMITS)
+    told = _missed.missed(every, judged, {0: calls, 1: calls, 2: calls[:2]})
+    assert told == (
+        "process 2 has not made agreed call 3, allgather at train.py:61 (its last: 2),"
+        " in which processes 0-1 wait: skipped, or it did not come there from train.py:73"
+    )
+    text = " ".join(_report_of(every, order=told).replace("hostmesh: ", "").split())
+    assert "made no progress for 11.0 s, and is not where the others wait (time-out 10 s)" in text
+    assert told in text
+    # All have made the same calls; or what the others made is not one call.
+    assert not _missed.missed(every, judged, {0: calls, 1: calls, 2: calls})
+    assert not _missed.missed(every, judged, {0: calls, 1: calls[:2], 2: calls[:1]})

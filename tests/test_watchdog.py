@@ -192,6 +192,52 @@ for step in range(10_000):
 """
 
 
+_ENDS = """
+import atexit, ctypes, time
+atexit.register(time.sleep, 1.0)  # such as a last file that is written: it runs after the watchdog
+import jax
+import hostmesh as hm
+hm.initialize()
+hm.watchdog.step(3)
+hm.barrier("there")
+if {hangs} and jax.process_index():  # as a destructor does that waits for another process
+    libc = ctypes.CDLL(None)
+    libc.__cxa_atexit(ctypes.cast(libc.pause, ctypes.c_void_p), None, None)
+"""
+
+
+@pytest.mark.private_names
+@pytest.mark.parametrize(
+    ("hangs", "action", "statuses"),
+    [(False, "exit", (0, 0)), (True, "exit", (0, -9)), (True, "report", (0, None))],
+)
+def test_a_process_that_does_not_end_after_its_program(
+    hangs: bool, action: str, statuses: tuple[int | None, ...], tmp_path: Path
+) -> None:
+    """No thread of Python is left there, and the others have ended well: the witness tells."""
+    script = tmp_path / "program.py"
+    script.write_text(_ENDS.format(hangs=hangs))
+    settings = {"HOSTMESH_WATCHDOG": f"5,{action}", _files.FOLDER: str(tmp_path)}
+    with processes.started(script, members([1, 1]), **settings) as started:
+        assert started[0].wait(60) == 0
+        lines: list[str] = []
+        assert started[1].stdout is not None
+        for line in started[1].stdout:
+            lines.append(line)
+            if "memory" in line and statuses[1] is None:
+                break
+        if statuses[1] is not None:
+            started[1].wait(60)
+        assert (0, started[1].poll()) == statuses
+    text = _joined(lines)
+    if hangs:
+        assert "process 1 finished its program over 5 s ago and does not end: a computation" in text
+        assert "process 1: last step 3, at" in text
+        assert ("it is killed" in text) == (action == "exit")
+    else:
+        assert "watchdog" not in text
+
+
 @pytest.mark.private_names
 @pytest.mark.parametrize(
     ("process", "fault", "words", "statuses"),
@@ -216,7 +262,9 @@ def test_a_process_whose_threads_do_not_run(
         output += started[process].communicate(timeout=60)[0]
     text = _joined([output])
     assert words in text, output
-    assert re.search(rf"process {process}: (last seen: )?step \d+, .*program\.py:\d+", text), output
+    assert re.search(rf"process {process}: (last seen[^:]*: )?step \d+, .*program\.py:\d+", text), (
+        output
+    )
     if "PyDLL" in fault:  # its stack was written without its threads
         assert "program.py:10, by its stack" in text, output
     assert tuple(one.returncode for one in others) == statuses, output

@@ -127,7 +127,7 @@ def run(
     hostmesh run -n 4 -d 2,2,1,1 -m package.train
     hostmesh run -n 4 -d 2 -- hostmesh doctor
     """
-    from . import _run
+    from . import _outcome, _run
     from ._errors import HostmeshError
 
     if processes is None:
@@ -172,8 +172,8 @@ def run(
     except HostmeshError as error:  # of `hosts`
         raise click.ClickException(str(error)) from None
     told = looks and result.first_failure is not None and result.first_failure.process == 0
-    if not told and (text := _run.summary(result)):  # else process 0 has said what is wrong
+    if not told and (text := _outcome.summary(result)):  # else process 0 has said what is wrong
         click.echo(text, err=True)
-    if result.status == _run.UNREAD:
+    if result.status == _outcome.UNREAD:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left cannot be flushed at exit
     sys.exit(result.status)

@@ -21,6 +21,10 @@ SANITIZE = "HOSTMESH_SANITIZE"
 WATCHDOG = "HOSTMESH_WATCHDOG"  # its time-out, and perhaps its action
 FAILURES = "HOSTMESH_FAILURES"  # a file of numbers: of the processes that raised, in order
 
+NOTES = "HOSTMESH_NOTES"  # a folder that a launcher shares with its processes, of these files:
+ENDED = "ended"  # numbers of the processes that the launcher ends
+WHY = "why"  # whom a watchdog found behind, that ended its process for it
+
 
 def is_asked_for(variable: str) -> bool:
     """Whether a variable of the environment is there, and neither empty nor 0."""

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from . import _run
+from . import _outcome, _run
 from ._demo_train import BATCHES, LEAVES, MARK, SHAPES, SPECS, Job, own_rows, save
 from ._errors import ClusterError, build
 from ._plan import plan
@@ -189,7 +189,7 @@ def _train(console: Console, job: Job, devices: list[int], *, alone: bool = Fals
             output=_Lines(take, lambda line: console.print(line, markup=False, soft_wrap=True)),
         )
     if result.status:
-        click.echo(_run.summary(result), err=True)
+        click.echo(_outcome.summary(result), err=True)
         sys.exit(result.status)
     return outcome
 

@@ -33,7 +33,8 @@ _COUNT = "hostmesh/count"  # of the processes that came to their end
 _CAME = "hostmesh/came/"  # and which
 _SHOWN = "hostmesh/shown/"  # tracebacks, by digest
 _FOREVER = 2**31 - 1  # milliseconds
-_SETTLE = 5.0  # seconds that a failed process stays for the others to read why
+_READ = 3.0  # seconds that a failed process stays for the others to read why: a launcher has 5
+_SETTLE = 5.0  # seconds that process 0 stays then, which has the service
 _NOTICE = 10.0  # seconds of silent waiting at the end
 _TRACEBACK_CHARACTERS = 8000
 
@@ -52,6 +53,11 @@ def at_end(end: Callable[[], None]) -> None:
         _last.append(end)
     else:
         atexit.register(end)
+
+
+def is_arranged() -> bool:
+    """Whether what `at_end` calls comes after all processes' end, and JAX waits for none of them."""
+    return _arranged
 
 
 def not_at_end(end: Callable[[], None]) -> None:
@@ -149,7 +155,7 @@ class _End:
         came = self._come()
         if not self._failed and self._reader.is_alive():
             self._wait(last=came == self._processes)
-        self._reader.join(_SETTLE + 1.0)
+        self._reader.join(_READ + 1.0)
         if self._clean:
             return
         if self._process == 0 and not self._first:
@@ -224,7 +230,7 @@ class _End:
             if value["traceback"] and member_from_environment() is None:
                 sys.stderr.write(value["traceback"])  # else it is in the same terminal already
         with suppress(Exception):  # nobody leaves before all have read it, but for a bounded time
-            self._client.wait_at_barrier("hostmesh/read", int(_SETTLE * 1000))
+            self._client.wait_at_barrier("hostmesh/read", int(_READ * 1000))
 
 
 def _say(text: str) -> None:

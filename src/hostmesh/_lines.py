@@ -74,6 +74,11 @@ class Printer:
         with self._lock:
             self._held = [[] for _ in self.last]
 
+    def has_held(self, process: int, text: bytes) -> bool:
+        """Whether a process has written a text since `hold`."""
+        with self._lock:
+            return any(text in line for line in (self._held[process] if self._held else ()))
+
     def release(self) -> None:
         with self._lock:
             held, self._held = self._held or [], None

@@ -17,18 +17,20 @@ import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from . import _hosts
-from ._cluster import FAILURES, members
+from ._cluster import ENDED, FAILURES, NOTES, WHY, members
 from ._lines import Printer
+from ._outcome import TIMED_OUT, Exit, Result
+from ._verdict import name_processes
 
 # Seconds from the request to end (SIGTERM, or the forwarded signal) to SIGKILL, by default.
 GRACE = 5.0
-TIMED_OUT = 124  # the status that coreutils' `timeout` gives
-UNREAD = 128 + signal.SIGPIPE  # the output was closed, by `head` for one
+LINGER = 15.0  # seconds after which it is told that others run while one has ended well
+ABANDONED = 75  # the status of a process that a watchdog has ended
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FORWARDED = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -44,31 +46,6 @@ for group in groups:
     try: os.killpg(group, signal.SIGKILL)
     except OSError: pass
 """
-
-
-@dataclass(frozen=True)
-class Exit:
-    """How one process ended: `status` as a shell has it (128 + n for signal n), `seconds` after
-    the start; `stopped` if another failed first, or the run was told to end, before."""
-
-    process: int
-    status: int
-    seconds: float
-    stopped: bool
-    last_lines: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended: the processes in order, and which failed first by time, if one did.
-
-    `status` is the run's own: the first failure's, 124 after a time-out, 128 + n after signal n.
-    """
-
-    exits: tuple[Exit, ...]
-    first_failure: Exit | None
-    status: int
-    seconds: float
 
 
 def run(
@@ -115,7 +92,7 @@ def run(
         tempfile.TemporaryDirectory() as folder,
     ):
         places = members(devices, port=port, host=homes[0].address)
-        reports = Path(folder) / "failures"
+        notes = Path(folder)
         children: list[_Child] = []
         try:
             for place in places:
@@ -123,17 +100,18 @@ def run(
                     **os.environ,
                     "PYTHONUNBUFFERED": "1",
                     "PYTHONFAULTHANDLER": "1",  # a SIGABRT, or a crash, prints Python's stacks
-                    FAILURES: str(reports),
+                    FAILURES: str(notes / "failures"),
+                    NOTES: folder,
                     **place.environment(),
                     **(environment or {}),
                 }
                 there = homes[place.process].command(command)
-                children.append(_Child(place.process, there, env, printer, events, guard))
+                children.append(_Child(place.process, there, env, printer, events, guard, notes))
             return _watch(
                 children,
                 events,
                 printer,
-                reports,
+                notes,
                 start,
                 timeout,
                 GRACE if grace is None else grace,
@@ -149,7 +127,7 @@ def _watch(
     children: Sequence[_Child],
     events: queue.SimpleQueue[tuple[str, int]],
     printer: Printer,
-    reports: Path,
+    notes: Path,
     start: float,
     timeout: float | None,
     grace: float,
@@ -158,6 +136,8 @@ def _watch(
     first: int | None = None
     status = 0
     ending = False
+    aborted: list[int] = []
+    notice = float("inf")
     deadline = float("inf") if timeout is None else start + timeout
 
     def tell(number: signal.Signals) -> float:
@@ -168,23 +148,30 @@ def _watch(
 
     while len(exits) < len(children):
         try:
-            wait = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
+            until = deadline if ending else min(deadline, notice)
+            wait = None if until == float("inf") else max(0.0, until - time.monotonic())
             kind, value = events.get(timeout=wait)
         except queue.Empty:
-            if ending:
+            if not ending and notice < deadline:
+                notice = float("inf")
+                _say_who_runs(exits, children, start)
+            elif ending:
                 deadline = tell(signal.SIGKILL)
             else:
                 ending, status = True, TIMED_OUT
                 printer.hold()
+                aborted = [child.process for child in children if child.process not in exits]
                 for child in children:
                     child.no_core()
                 deadline = tell(signal.SIGABRT)
             continue
         if kind == "exit":
             code = children[value].code
+            if not exits:
+                notice = time.monotonic() + LINGER
             exits[value] = Exit(value, code, time.monotonic() - start, ending, ())
             if code and not ending:
-                ending, status, first = True, code, _cause(value, code, reports)
+                ending, status, first = True, code, _cause(value, code, notes / "failures")
                 exits[value] = replace(exits[value], stopped=value != first)
                 deadline = tell(signal.SIGTERM)
         elif value not in _ENDING and kind == "signal":
@@ -197,15 +184,35 @@ def _watch(
             deadline = tell(signal.Signals(value) if kind == "signal" else signal.SIGTERM)
     for child in children:
         child.join()
+    for process in aborted:
+        if not printer.has_held(process, b"Fatal Python error"):
+            printer.line(process, b"(no Python stack: it is past the end of Python, or has none)")
     printer.release()
-    done = [replace(exits[p], last_lines=tuple(lines)) for p, lines in enumerate(printer.last)]
+    done = [
+        replace(exits[p], last_lines=tuple(lines), killed=children[p].killed)
+        for p, lines in enumerate(printer.last)
+    ]
+    why = ""
     if first is not None:
         done[first] = replace(done[first], stopped=False)
-        status = done[first].status or status
+        if not done[first].killed:
+            status = done[first].status or status
+        with suppress(OSError):
+            why, status = (notes / WHY).read_text(), ABANDONED
     elif status in {128 + n for n in _ENDING} and not any(each.status for each in done):
         status = 0  # told to stop, they did so in good order
     blamed = None if first is None else done[first]
-    return Result(tuple(done), blamed, status, time.monotonic() - start)
+    return Result(tuple(done), blamed, status, time.monotonic() - start, why)
+
+
+def _say_who_runs(exits: Mapping[int, Exit], children: Sequence[_Child], start: float) -> None:
+    """One that ended well does so when all do, in a program of JAX: the others may wait for it."""
+    ago = time.monotonic() - start - min(each.seconds for each in exits.values())
+    left = [child.process for child in children if child.process not in exits]
+    runs = f"still run{'s' * (len(left) == 1)}"
+    text = f"{name_processes(exits)} ended {ago:.0f} s ago, {name_processes(left)} {runs}"
+    with suppress(OSError):
+        print(f"hostmesh run: {text}", file=sys.stderr, flush=True)
 
 
 def _cause(process: int, status: int, reports: Path) -> int:
@@ -231,9 +238,12 @@ class _Child:
         printer: Printer,
         events: queue.SimpleQueue[tuple[str, int]],
         guard: _Guard,
+        notes: Path,
     ) -> None:
         self.process = process
         self.code = 0
+        self.killed = False
+        self._notes = notes
         self._popen = subprocess.Popen(
             command,
             env=env,
@@ -253,6 +263,10 @@ class _Child:
     def send(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a zombie
             if self._popen.returncode is None:
+                if number in (*_ENDING, signal.SIGABRT, signal.SIGKILL):
+                    self.killed = number == signal.SIGKILL
+                    with suppress(OSError), (self._notes / ENDED).open("a") as file:
+                        file.write(f"{self.process}\n")  # for its witness
                 os.killpg(self._popen.pid, number)
 
     def no_core(self) -> None:
@@ -334,35 +348,3 @@ def _forwarding(events: queue.SimpleQueue[tuple[str, int]]) -> Generator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def summary(result: Result) -> str:
-    """What went wrong, in a few lines: nothing for a run that went well."""
-    if result.status in (0, UNREAD):
-        return ""
-    count = len(result.exits)
-    first = result.first_failure
-    if first is not None:
-        head = (
-            f"process {first.process} of {count} failed first: {_status(first.status)} "
-            f"after {first.seconds:.1f} s. Its last lines:"
-        )
-        lines = [f"  {line[:500]}" for line in first.last_lines] or ["  (it printed nothing)"]
-        if any("coordinator_address should be defined" in line for line in lines):
-            lines.append("do: call hostmesh.initialize() instead of jax.distributed.initialize()")
-    elif result.status == TIMED_OUT:
-        head, lines = f"stopped at the time-out, after {result.seconds:.1f} s", []
-    else:
-        head, lines = f"stopped by {signal.Signals(result.status - 128).name}", []
-    others = [e for e in result.exits if e is not first]
-    ended = ", ".join(f"{e.process}: {_status(e.status)}" for e in others if not e.stopped)
-    stopped = ", ".join(f"{e.process}: {_status(e.status)}" for e in others if e.stopped)
-    tail = [f"ended before: {ended}"] * bool(ended) + [f"ended then: {stopped}"] * bool(stopped)
-    return "\n".join([f"hostmesh run: {head}", *lines, *tail])
-
-
-def _status(status: int) -> str:
-    if status > 128:
-        with suppress(ValueError):
-            return signal.Signals(status - 128).name
-    return f"exit status {status}"

@@ -18,5 +18,6 @@ _running    `hostmesh.watchdog`: the one that runs
 _files      the folder in which a process leaves stacks and its timeline
 _signal     SIGUSR1, and a wait that it cuts short
 _lead       what the process that leads makes of the beats: incidents, a summary
+_missed     which collective a process has not made (pure)
 _merge      timelines of several processes read together (pure)
 """

@@ -11,6 +11,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+from .._cluster import NOTES, WHY
+
 # The status of a process that a watchdog has ended: EX_TEMPFAIL, "try again".
 STATUS = 75
 # Ignored where nobody asks for it, and used by hardly anybody: who sends it by mistake does no harm.
@@ -75,6 +77,13 @@ class Interrupter:
         if error is not None:
             self.taken = True
             raise error from None  # it does not follow from what was being handled
+
+
+def note_why(text: str) -> None:
+    """Leaves for the launcher, where there is one, why a watchdog ends this process."""
+    if NOTES in os.environ:
+        with contextlib.suppress(OSError), open(os.path.join(os.environ[NOTES], WHY), "x") as file:
+            file.write(text)
 
 
 def end_process() -> None:

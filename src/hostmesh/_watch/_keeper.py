@@ -5,6 +5,7 @@ In a thread of its own that never calls the service, so that it goes on where pr
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -23,6 +24,7 @@ _SOON = 1.0
 # A gap between two looks that is longer than this many of them, and these seconds, is a suspension.
 _GAPS, _GAP = 3, 2.0
 _LEADER_STAYS = 1.5  # seconds that the leader goes on for the others to read what it found
+_STAYS = 4.0  # seconds that process 0 stays for the others to end: a launcher gives them 5
 _GRACE = 5.0  # seconds for an error to reach its thread
 _CALLS = 60  # collectives of a process that are compared
 
@@ -53,29 +55,37 @@ class Keeper:
         self.interrupter = _act.Interrupter()
         self.notes: list[str] = []
         self._acted = 0.0  # when the action was taken
+        self._why = ""  # and for what
         self._suspects = False  # whether the service did not answer at the last look
         self._lost = 0.0  # when it was said not to
         self._stopped = False
         self._bell = _signal.Bell()
         deaf = 0.0 if action == "report" else limits.timeout + _GRACE
-        self._witness = _witness.Witness(deaf, files.shared(name), files.path("ended.txt"))
+        self._witness = _witness.Witness(deaf, files.shared(name), files.path("ended.txt"), process)
         self._thread = threading.Thread(target=self._run, name="hostmesh-watch", daemon=True)
 
     def start(self) -> None:
         self.post.start()
         self._thread.start()
 
-    def stop(self) -> None:
-        """Ends both threads. The others are told that this process does not take part any more."""
+    def stop(self, finished: bool) -> None:
+        """Ends both threads. The others are told that this process does not take part any more.
+
+        With `finished` the program has, and all others have: the witness sees to it that the
+        process ends within the time-out.
+        """
         self._stopped = True
         self._bell.ring()
         if threading.current_thread() is not self._thread:
             self._thread.join(2.0)
         beat = self.sampler.beat()
-        last = Beat(beat.process, beat.number, beat.host, beat.pid, beat.step, phase="left")
-        self.post.stop(last, 2.0)
+        self.post.stop(_left(beat), 2.0)
         self.interrupter.close()
-        self._witness.close()
+        if finished:
+            timeout, kills = self._limits.timeout, self._action != "report"
+            self._witness.follow(*_report.unended(beat, timeout, kills), timeout, kills)
+        else:
+            self._witness.close()
         if not self._thread.is_alive():
             self._bell.close()
 
@@ -108,7 +118,7 @@ class Keeper:
         self._files.arm(self.sampler.thread.ident or 0, max(0.7 * silence, 0.5))
         self.post.offer(beat)
         known = self.post.summary
-        last = None if known is None else Seen(known.leader)
+        last = None if known is None else Seen(known.leader, self.post.summary_age)
         self._witness.know(*_report.ends(beat, last, self._limits.timeout))
         self._look_at_service(beat)
         self._act(beat)
@@ -155,7 +165,7 @@ class Keeper:
             text = "watchdog: the coordinator, process 0, does not answer"
         if not text:
             return
-        self._acted = time.monotonic()
+        self._acted, self._why = time.monotonic(), text
         if self._action == "exit":
             self._say(f"hostmesh: watchdog: process {self._process} exits with {_act.STATUS}\n")
             self._end()
@@ -176,8 +186,23 @@ class Keeper:
         self._end()
 
     def _end(self) -> None:
+        """The others learn that this is no end of its own, and so does who has started it."""
+        self.post.stop(_left(self.sampler.beat()), 1.0)
+        _act.note_why(self._why)
+        if self._process == 0 and self._action == "raise":
+            self._stay()
         self._witness.close()
         _act.end_process()
+
+    def _stay(self) -> None:
+        """JAX aborts who still needs the service, which ends with this process."""
+        until = time.monotonic() + _STAYS
+        with contextlib.suppress(Exception):
+            while time.monotonic() < until:
+                others = [beat for beat in self.post.last_beats() if beat.process]
+                if all(beat.phase == "left" for beat in others):
+                    return
+                time.sleep(0.1)
 
     def _error(self, text: str, beat: Beat) -> StragglerError:
         return build(
@@ -205,3 +230,8 @@ class Keeper:
 
     def _say(self, text: str) -> None:
         _act.say(text)
+
+
+def _left(beat: Beat) -> Beat:
+    """The last beat of a process that does not take part any more."""
+    return Beat(beat.process, beat.number, beat.host, beat.pid, beat.step, phase="left")

@@ -13,7 +13,8 @@ from dataclasses import astuple, dataclass, replace
 import msgpack
 
 from .._verdict import name_processes
-from . import _merge, _report, _stacks
+from . import _merge, _missed, _report, _stacks
+from ._act import STATUS
 from ._beat import Beat, pack
 from ._judge import Judgement, Limits, Seen, judge
 
@@ -147,6 +148,9 @@ class Leader:
             return
         still = set(known.judged.behind) & set(judged.behind)
         if known.reported and not still:
+            phases = {one.beat.phase for one in seen if one.beat.process in known.judged.behind}
+            if known.acts and phases <= {"ended", "left"}:
+                return  # all end, as the action has it: what follows is no new incident
             who, took = known.judged.behind, time.monotonic() - known.behind_since
             verb = "goes" if len(who) == 1 else "go"
             self.said.append(
@@ -197,11 +201,14 @@ class Leader:
         found = _report.Found(
             {p: one.stack for p, one in of_this.items() if one.stack},
             kernel,
-            _merge.first_divergence(calls),
+            _merge.first_divergence(calls) or _missed.missed(seen, known.judged, calls),
         )
         known.acts = known.judged.fatal and self._action != "report"
         known.text = _report.headline(seen, known.judged, found, self._limits.timeout)
-        outcome = {"raise": "StragglerError is raised in all processes", "exit": "all exit"}
+        outcome = {
+            "raise": "StragglerError is now raised in all processes",
+            "exit": f"all processes now exit with status {STATUS}",
+        }
         told = outcome.get(self._action, "") if known.acts else ""
         text = _report.report(seen, known.judged, found, self._limits.timeout, told)
         self.said.append(text)

@@ -67,6 +67,11 @@ class Post:
     def leads(self) -> bool:
         return self._leader is not None
 
+    @property
+    def summary_age(self) -> float:
+        """Seconds since another summary came."""
+        return time.monotonic() - self._fresh
+
     def start(self) -> None:
         self._thread.start()
 

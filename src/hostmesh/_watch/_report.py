@@ -10,11 +10,13 @@ from .._verdict import name_processes
 from . import _stacks
 from ._beat import Beat
 from ._judge import Judgement, Seen
+from ._witness import AGO
 
-WIDTH = 80
+WIDTH = 75  # `hostmesh run` writes a process's number before each line, on 80 columns
 _SHOWN = 8  # processes that are told of one by one
 _FRAMES = 6  # of a stack
 _GIB = 2**30
+_LEFT = "is no longer watched"
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Found:
 def report(
     seen: Sequence[Seen], judged: Judgement, found: Found, timeout: float, outcome: str
 ) -> str:
-    """The whole report, in lines of 80 columns that all begin with `hostmesh:`."""
+    """The whole report, in lines of 75 columns that all begin with `hostmesh:`."""
     lines = [*_wrapped(headline(seen, judged, found, timeout))]
     by = {one.beat.process: one for one in seen}
     for process in judged.behind[:_SHOWN]:
@@ -66,13 +68,15 @@ def headline(seen: Sequence[Seen], judged: Judgement, found: Found, timeout: flo
         tail = f"and {verb} not been heard of for {quiet:.1f} s"
         body = f"{words}, {tail}" if words else f"{verb} not been heard of for {quiet:.1f} s"
     elif states == {"ended"}:
-        body = f"{verb} come to the end of the program, and others wait in a collective"
+        body = f"{verb} finished the program, and others wait in a collective"
     elif states == {"waits"}:
         where_ = ", as all do" if len(who) == len(seen) else " elsewhere than the others"
         body = f"wait{'s' * (len(who) == 1)}{where_}: nobody has made progress"
         body += f" for {min(one.age for one in seen):.1f} s"
     else:
         body = f"{verb} made no progress for {longest:.1f} s"
+        if found.order:
+            body += f", and {'is' if len(who) == 1 else 'are'} not where the others wait"
     return f"watchdog: {named} of {len(seen)} {body} (time-out {timeout:g} s)"
 
 
@@ -94,18 +98,37 @@ def lost(own: Beat, last: Seen | None, quiet: float, timeout: float) -> str:
 
 def ends(own: Beat, last: Seen | None, timeout: float) -> tuple[str, str]:
     """What is to be told of a process that ends without a word, and of one whose threads do not run
-    and that is killed for it."""
+    and that is killed for it. The witness adds to the seconds between `AGO` those until then."""
     facts: list[str] = []
-    facts += _wrapped(f"process {own.process}: last seen: {where(Seen(own))}", "  ")
+    seen = f"last seen at most {AGO}0{AGO} s before its end"
+    facts += _wrapped(f"process {own.process}: {seen}: {where(Seen(own))}", "  ")
     facts += _wrapped(_memory(own), "      ")
     if last is not None and last.beat.process != own.process:
-        facts += _wrapped(f"process {last.beat.process}: last seen: {where(last)}", "  ")
+        seen = f"last seen {AGO}{last.quiet:.1f}{AGO} s before that"
+        facts += _wrapped(f"process {last.beat.process}: {seen}: {where(Seen(last.beat))}", "  ")
     named = f"watchdog: process {own.process}, pid {own.pid} on {own.host},"
     words = (
         f"{named} ended without a word: killed, crashed, or ended by JAX after another one",
         f"{named} let no thread run, and is killed after its time-out of {timeout:g} s",
     )
     every = ["".join(f"hostmesh: {line}\n" for line in [*_wrapped(w), *facts]) for w in words]
+    return every[0], every[1]
+
+
+def unended(own: Beat, timeout: float, kills: bool) -> tuple[str, str]:
+    """What is to be told of a process whose program finished, and which is there at the time-out; and
+    the same in short, for others like it."""
+    body = f"finished its program over {timeout:g} s ago and does not end"
+    cause = (
+        "a computation that it started waits for another process (which has skipped a jitted call,"
+        " for one), or an exit handler does not return"
+    )
+    end = "; it is killed" if kills else ""
+    lines = _wrapped(f"watchdog: process {own.process} {body}: {cause}{end}")
+    lines += _wrapped(f"process {own.process}: last {_step(own)}at {own.site or own.place}", "  ")
+    lines += _wrapped(f"host {own.host}, pid {own.pid}; {_memory(own)}", "      ")
+    brief = _wrapped(f"watchdog: process {own.process} {body}, either{end}")
+    every = ["".join(f"hostmesh: {line}\n" for line in of) for of in (lines, brief)]
     return every[0], every[1]
 
 
@@ -123,8 +146,8 @@ def where(one: Seen) -> str:
         "feeds": f"waits for its own data in {beat.what} at {beat.site}, reading at {beat.place}",
         "devices": f"waits for devices at {at}",
         "compiles": f"compiles at {at}",
-        "ended": f"came to its end; last at {at}",
-        "left": "has left",
+        "ended": f"finished its program; last at {at}",
+        "left": _LEFT,
     }.get(beat.phase, f"at {at}")
     return f"{_step(beat)}{words} for {one.since:.1f} s"
 
@@ -147,7 +170,7 @@ def _one(one: Seen, found: Found, judged: Judgement) -> list[str]:
     lines = _wrapped(f"process {beat.process}: {told}", "  ")
     if source:
         number = place.rpartition(":")[2]
-        lines.append(f"      {number} |   {source}"[: WIDTH - 10])
+        lines.append(_cut(f"      {number} |   {source}"))
     state = f" ({kernel})" if kernel and silent else ""
     facts = [f"host {beat.host}, pid {beat.pid}{state}"]
     facts.append(f"main thread {'busy' if beat.cpu > 0.5 else 'idle'} ({beat.cpu:.0%} of a CPU)")
@@ -174,13 +197,13 @@ def _others(others: Sequence[Seen], judged: Judgement) -> list[str]:
     for one in others:
         if judged.states.get(one.beat.process) == "waits" and one.beat.phase == "runs":
             one = Seen(replace(one.beat, phase="devices"), one.quiet)  # to all appearance
-        key = "has left" if one.beat.phase == "left" else where(one).rpartition(" for ")[0]
+        key = _LEFT if one.beat.phase == "left" else where(one).rpartition(" for ")[0]
         groups.setdefault(key, []).append(one)
     lines: list[str] = []
     for words, of in sorted(groups.items(), key=lambda item: -len(item[1]))[:_SHOWN]:
         longest = max(one.since for one in of)
         waits = any(one.beat.phase in ("agrees", "devices") for one in of)
-        last = "" if words == "has left" else f", {longest:.1f} s now"
+        last = "" if words == _LEFT else f", {longest:.1f} s now"
         for_whom = f", for {name_processes(judged.behind)}" if waits and judged.behind else ""
         named = name_processes(one.beat.process for one in of)
         lines += _wrapped(f"{named}: {_plural(words, len(of))}{last}{for_whom}", "  ")
@@ -194,7 +217,7 @@ def _plural(words: str, count: int) -> str:
         return words
     for verb in ("waits", "compiles"):
         words = words.replace(f"{verb} ", f"{verb[:-1]} ", 1)
-    return words.replace("has left", "have left").replace("came to its end", "came to their end")
+    return words.replace(_LEFT, _LEFT.replace("is", "are")).replace("its program", "their program")
 
 
 def _shown_stacks(stacks: Mapping[int, _stacks.Stack]) -> list[str]:
@@ -205,9 +228,9 @@ def _shown_stacks(stacks: Mapping[int, _stacks.Stack]) -> list[str]:
     for who, stack in groups[:_SHOWN]:
         lines += _wrapped(f"{name_processes(who)}:", "  ")
         for frame in stack[:_FRAMES]:
-            lines.append(f"    {frame.place} in {frame.function}"[: WIDTH - 10])
+            lines.append(_cut(f"    {frame.place} in {frame.function}"))
             if frame.source:
-                lines.append(f"        {frame.source}"[: WIDTH - 10])
+                lines.append(_cut(f"        {frame.source}"))
     if len(groups) > _SHOWN:
         lines.append(f"  and {len(groups) - _SHOWN} more, in the files")
     return lines
@@ -223,6 +246,10 @@ def _files(seen: Sequence[Seen], judged: Judgement, found: Found) -> list[str]:
         if one.beat.folder and (not silent or process in found.stacks) and f"  {name}" not in lines:
             lines += [f"all threads of process {process}, on {one.beat.host}:", f"  {name}"]
     return lines
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= WIDTH - 10 else f"{line[: WIDTH - 13]}..."
 
 
 def _wrapped(words: str, indent: str = "") -> list[str]:

@@ -65,10 +65,15 @@ class Sampler:
         self.thread = threading.main_thread()
 
     def stacks(self) -> dict[str, _stacks.Stack]:
-        """The stacks of all threads by name, the watched one first."""
+        """The stacks of all threads by name: the watched one first, hostmesh's own last."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
-        order = sorted(frames, key=lambda ident: ident != self.thread.ident)
+
+        def rank(ident: int) -> int:
+            ours = names.get(ident, "").startswith("hostmesh")
+            return 0 if ident == self.thread.ident else 1 + ours
+
+        order = sorted(frames, key=rank)
         return {
             names.get(ident, f"thread {ident:#x}"): _stacks.stack_of(frames[ident])
             for ident in order

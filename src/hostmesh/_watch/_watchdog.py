@@ -104,13 +104,20 @@ class Watchdog:
         )
         _marks.watch = _Marks(self, self._record)
         self._hook_errors()
-        _exit.at_end(self.stop)
+        _exit.at_end(self._stop_at_end)
         atexit.register(self._at_exit)  # before that
         self._keeper.start()
         return self
 
     def stop(self) -> None:
         """Ends watching; a second call does nothing."""
+        self._stop(finished=False)
+
+    def _stop_at_end(self) -> None:
+        """The others need this process no more; else JAX may have it wait for them, and rightly."""
+        self._stop(finished=_exit.is_arranged() or _jax.place()[1] == 1)
+
+    def _stop(self, *, finished: bool) -> None:
         keeper, self._keeper = self._keeper, None
         if keeper is None:
             return
@@ -118,9 +125,9 @@ class Watchdog:
         for undo in self._hooks:
             undo()
         self._hooks.clear()
-        keeper.stop()
+        keeper.stop(finished)
         atexit.unregister(self._at_exit)
-        _exit.not_at_end(self.stop)
+        _exit.not_at_end(self._stop_at_end)
         if self._files is not None:
             self._files.close()
 
