@@ -22,6 +22,7 @@ _LADDER = [
 ]
 _ASCII = str.maketrans("│─┌┬┐├┼┤└┴┘░→↓", "|-+++++++++/>v")
 _HOLE = "░"
+_MARK = "*"  # takes the place of the space before, so that marked pictures are no wider
 
 
 def text(
@@ -45,7 +46,7 @@ def _fitted(make: Callable[[Limits], Section], rungs: list[Limits], width: int) 
             break
         section = make(limits)
         lines = list(_body(section))
-    mark = "" if section.marked is None else f"; * marks process {section.marked}"
+    mark = "" if section.marked is None else f"; {_MARK} marks process {section.marked}"
     head = [Text(section.title, "bold"), *_wrapped(section.note + mark, width)]
     return Text("\n").join([*head, *lines])
 
@@ -62,7 +63,7 @@ def _body(section: Section) -> Iterator[Text]:
 def _panel(panel: Panel, section: Section) -> Iterator[Text]:
     row_name, column_name = section.row_name, section.column_name
     contents = {at: _cell_lines(cell, section.marked) for at, cell in panel.cells.items()}
-    inner = max(len(line) for lines in contents.values() for line, _ in lines)
+    inner = max(len(line.lstrip(_MARK)) for lines in contents.values() for line, _ in lines)
     widths = [
         max(len(slot.label), 0 if slot.number is None else inner) + 2 for slot in panel.columns
     ]
@@ -97,7 +98,8 @@ def _row(
                 words = "..." if k == 0 else ""
             if words.startswith(_HOLE):
                 words = _HOLE * (width - 2)
-            line.append(f" {words:<{width - 2}} ", style)
+            inner = words if words.startswith(_MARK) else f" {words}"
+            line.append(f"{inner:<{width - 1}} ", style)
         line.append("│")
         yield line
 
@@ -111,8 +113,8 @@ def _cell_lines(cell: Cell, marked: int | None) -> list[tuple[str, str]]:
         colour, ink = COLOURS[number_of(stack.process)]
         places = " ".join(f"d{position}" for position in stack.positions)
         more = f" +{stack.more}" if stack.more else ""
-        mark = " *" if stack.process == marked else ""
-        lines.append((f"p{stack.process} {places}{more}{mark}", f"{ink} on {colour}"))
+        mark = _MARK if stack.process == marked else ""
+        lines.append((f"{mark}p{stack.process} {places}{more}", f"{ink} on {colour}"))
     if cell.more:
         lines.append((f"+{counted(cell.more, 'process', 'processes')}", "dim"))
     return lines

@@ -157,7 +157,7 @@ def jax_words(topology: Topology) -> str:
     """Whether JAX's own functions take a mesh, and why not: what follows `JAX`."""
     for process in topology.processes:
         if not topology.is_subcube(process):
-            devices = listed(topology.positions(process), _FEW, "d")
+            devices = listed(topology.positions(process).tolist(), _FEW, "d")
             return (
                 "need each process's devices to form one rectangle of the mesh; here"
                 f" p{process} has {devices}, with a gap. hostmesh takes it."
