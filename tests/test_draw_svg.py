@@ -203,6 +203,14 @@ def test_legend_has_the_signs_that_the_picture_has() -> None:
     assert legend(("x", "y"), 0) == [*processes, "thick border: process 0", hatched]
 
 
+def test_the_devices_of_the_plans_process_have_a_thick_border() -> None:
+    topology = hm.Topology.build({"x": 4, "y": 2}, processes=4, order="interleaved")
+    plan = hm.plan(topology, "x", global_shape=(8, 2), process=2)
+    for section, thick in zip(sections(plan), (["p2 d2", "p2 d6"],) * 2 + ([],), strict=True):
+        sheets = [e for e, _ in below(section, "g") if "mine" in e.get("class", "").split()]
+        assert [words(sheet[1]) for sheet in sheets] == thick
+
+
 def test_sheets_of_a_stack_leave_every_label_in_sight() -> None:
     topology = hm.Topology.build({"x": 12}, processes=3)
     whole = ElementTree.fromstring(svg(hm.plan(topology, (), global_shape=(4,)), limits=UNLIMITED))

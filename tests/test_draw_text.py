@@ -103,6 +103,27 @@ def test_a_hole_is_hatched_and_counted() -> None:
     assert re.search(r"2:4 → 2:4 │ ░+ │ p0 d3 +│", picture)
 
 
+def test_the_devices_of_the_plans_process_are_marked_and_no_others() -> None:
+    topology = hm.Topology.build({"x": 4, "y": 2}, processes=4, order="interleaved")
+    layout = hm.plan(topology, "x", global_shape=(8, 2), process=2)
+    mesh, array, local = text(layout).plain.split("\n\n")
+    for section in (mesh, array):
+        assert re.findall(r"\*(p\d d\d)", section) == ["p2 d2", "p2 d6"]
+        assert "* marks process 2" in " ".join(section.split())
+    assert "*" not in local
+    assert "*" not in text(hm.plan(topology, "x", global_shape=(8, 2))).plain
+    absent = hm.plan(hm.Topology({"x": 2}, [0, 1]), "x", global_shape=(2,), process=5)
+    assert "*" not in text(absent).plain
+
+
+def test_chunks_that_lie_apart_are_said_to_be_joined() -> None:
+    for order, apart in (("interleaved", True), ("block", False)):
+        topology = hm.Topology.build({"x": 4}, processes=2, order=order)
+        said = " ".join(text(hm.plan(topology, "x", global_shape=(8,), process=0)).plain.split())
+        assert ("those between belong to other processes" in said) == apart
+        assert ("not JAX's device id" in said) == apart
+
+
 def test_large_meshes_are_abridged_to_the_width() -> None:
     topology = hm.Topology.build({"pod": 8, "data": 64, "model": 16}, processes=2048)
     plan = hm.plan(topology, ("data", None, "model"), global_shape=(64, 128, 4096), process=2)

@@ -84,6 +84,7 @@ def test_what_it_begins_with_is_the_command_lines(page: Page) -> None:
     assert "Process 2's local array: float32 (32, 128)" in page.text("#local h2")
     assert page.cells("local") == [["p2 d2"], ["p2 d6"]]
     assert "16:32 → 48:64" in page.text("#local")
+    assert page.cells("array")[0] == ["p0 d0\n=\np1 d1"]
     assert page.text("#bytes") == (
         "Bytes: 8,192 on each device, 16,384 on process 2,"
         " 65,536 on all devices (array 32,768, 2 copies)."
@@ -356,6 +357,16 @@ def test_nothing_is_wider_than_a_telephone(page: Page, tmp_path: Path) -> None:
         page.find(f"#tab-{tab}").click()
         wide = page.driver.execute_script("return document.documentElement.scrollWidth")
         assert wide <= 360, tab
+
+
+def test_equal_chunks_are_as_wide(page: Page) -> None:
+    page.type("#spec", "None,(data,model)")
+    widths = {cell.size["width"] for cell in page.all("#array tbody td")}
+    assert len(page.all("#array tbody td")) == 8
+    assert max(widths) - min(widths) <= 1
+    page.find("#tab-reshard").click()
+    page.find("#tab-layout").click()
+    assert {cell.size["width"] for cell in page.all("#array tbody td")} == widths
 
 
 def test_dark_and_light(page: Page) -> None:
