@@ -7,12 +7,29 @@ const readline = require("node:readline");
 const pages = process.argv[2];
 globalThis.words = require(path.join(pages, "words.js"));
 globalThis.planning = require(path.join(pages, "planning.js"));
+globalThis.sentences = require(path.join(pages, "sentences.js"));
 const moves = require(path.join(pages, "moves.js"));
 const model = require(path.join(pages, "model.js"));
 
 function topologyOf(asked) {
   const order = typeof asked.order === "string" ? asked.order : words.parseOrder(JSON.stringify(asked.order));
   return planning.topology(words.parseMesh(asked.mesh), asked.processes, order);
+}
+
+function said(made, itemsize) {
+  const process = made.mesh.processes[0];
+  const mine = planning.share(made, process);
+  return [
+    sentences.meshNote(made.mesh),
+    sentences.arrayNote(made),
+    sentences.localNote(made, process),
+    ...mine.held.flatMap((numbers, i) =>
+      numbers.map((number, rank) => sentences.localPlace(rank, number, made.counts[i], made.shardShape[i]))),
+    sentences.passing("()", made.mesh.processes),
+    ...sentences.sharing(planning.replicaGroups(made)),
+    sentences.onAll(made, planning.bytes(made, itemsize, process).all),
+    sentences.jax(made.mesh),
+  ];
 }
 
 function planned(asked) {
@@ -33,7 +50,8 @@ function planned(asked) {
     placements: processes.map((process) => planning.placements(made, process)),
     missing: processes.map((process) => planning.missing(made, process)),
     subcube: processes.map((process) => planning.isSubcube(mesh, process)),
-    code: planning.code(made, asked.processes, asked.order),
+    code: planning.code(made, asked.processes, asked.order, mesh.processes[0]),
+    said: said(made, itemsize),
   };
 }
 

@@ -30,7 +30,7 @@ def mesh_of(kind: str, axis_type: AxisType = AxisType.Auto) -> Mesh:
 def test_a_plan_in_each_style(tmp_path: Path) -> None:
     plan = hm.plan(TOPOLOGY, P("data"), global_shape=(64, 128), process=2)
     text, svg, html = (str(hm.draw(plan, style=style)) for style in ("text", "svg", "html"))
-    assert "Process 2 passes (32, 128)" in text
+    assert "Process 2's local array: (32, 128)" in text
     assert ElementTree.fromstring(svg).tag.endswith("svg")
     assert plan._repr_svg_() == svg
     assert plan._repr_html_() == html
@@ -46,7 +46,7 @@ def test_a_plan_in_each_style(tmp_path: Path) -> None:
 def test_a_picture_of_another_process_than_the_plans() -> None:
     plan = hm.plan(TOPOLOGY, P("data"), global_shape=(64, 128))
     assert "Process" not in str(hm.draw(plan, style="text"))
-    assert "Process 3 passes (32, 128)" in str(hm.draw(plan, process=3, style="text"))
+    assert "Process 3's local array: (32, 128)" in str(hm.draw(plan, process=3, style="text"))
 
 
 def test_a_terminal_is_printed_to_and_a_notebook_shows(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,11 +97,12 @@ def test_facts_beside_the_picture() -> None:
         "global shape": "(64, 128)",
         "spec": "P(&#x27;data&#x27;)",
         "shape on each device": "(16, 128)",
-        "shape that processes 0 1 2 3 pass": "(32, 128)",
-        "bytes": "8,192 on each device, 65,536 on all",
+        "shape that each of processes 0-3 passes": "(32, 128)",
+        "bytes": "8,192 on each device, 65,536 on all devices (array 32,768, 2 copies)",
         "on several processes": "yes: equal copies",
-        "JAX&#x27;s own functions": "refuse this mesh: the devices of process 0 are no contiguous"
-        " subcube",
+        "JAX&#x27;s own functions (such as host_local_array_to_global_array)": "need each"
+        " process&#x27;s devices to form one rectangle of the mesh; here p0 has d0 and d4, with a"
+        " gap. hostmesh takes it.",
     }
 
 

@@ -82,7 +82,7 @@ def parsed(section: ElementTree.Element, rank: int) -> tuple[Cells, list[tuple[s
                     holes.append(key)
                 else:
                     process, device = map(int, re.fullmatch(r"p(\d+) d(\d+)", words(text)).groups())
-                    assert sheet.get("class") == f"p{process % len(COLOURS)}"
+                    assert sheet.attrib["class"].split()[0] == f"p{process % len(COLOURS)}"
                     assert (process, device) not in found[key]
                     found[key].add((process, device))
         for k, (left, top, right, bottom) in enumerate(boxes):
@@ -182,7 +182,7 @@ def test_it_is_told_to_those_who_do_not_see_it() -> None:
     for part in (
         "Mesh x=2 x y=2: 4 devices",
         "dim 0 (x) 0:2, dim 1 (y) 3:6: p1 d1.",
-        "0:2 = 0:2, dim 1 (y) 3:6 = 3:6: no device.",
+        "0:2 → 0:2, dim 1 (y) 3:6 → 3:6: no device.",
     ):
         assert part in words(spoken)
 
@@ -200,7 +200,15 @@ def test_legend_has_the_signs_that_the_picture_has() -> None:
     hatched = "hatched: on none of the process's devices, not read"
     assert legend(("x", "y"), None) == processes
     assert legend(("x",), None) == [*processes, stack]
-    assert legend(("x", "y"), 0) == [*processes, hatched]
+    assert legend(("x", "y"), 0) == [*processes, "thick border: process 0", hatched]
+
+
+def test_the_devices_of_the_plans_process_have_a_thick_border() -> None:
+    topology = hm.Topology.build({"x": 4, "y": 2}, processes=4, order="interleaved")
+    plan = hm.plan(topology, "x", global_shape=(8, 2), process=2)
+    for section, thick in zip(sections(plan), (["p2 d2", "p2 d6"],) * 2 + ([],), strict=True):
+        sheets = [e for e, _ in below(section, "g") if "mine" in e.get("class", "").split()]
+        assert [words(sheet[1]) for sheet in sheets] == thick
 
 
 def test_sheets_of_a_stack_leave_every_label_in_sight() -> None:

@@ -26,7 +26,7 @@ def parsed(section: str, rank: int) -> Cells:
         if line.endswith(":") and "│" not in line:
             leading = [part.partition(") ")[2] or part.split(" ", 2)[-1] for part in split(line)]
         if "┌" in line:
-            columns = re.findall(r"\d+(?::\d+)?(?: = \d+:\d+)?", before.rpartition("↓")[2])
+            columns = re.findall(r"\d+(?::\d+)?(?: → \d+:\d+| \(all\))?", before.rpartition("↓")[2])
         if "│" in line:
             label, *cells = line.split("│")[:-1]
             row = label.strip() or row
@@ -64,7 +64,8 @@ def expected(layout: oracle.Layout, shape: tuple[int, ...], process: int) -> tup
     for ranks in itertools.product(*(range(len(numbers)) for numbers in held)):
         chunk = tuple(numbers[k] for numbers, k in zip(held, ranks, strict=True))
         label = tuple(
-            f"{place(k, s)} = {place(c, s)}" for k, c, s in zip(ranks, chunk, shard, strict=True)
+            f"{place(k, s)} → {place(c, s)}" if n > 1 else f"0:{s} (all)"
+            for k, c, n, s in zip(ranks, chunk, layout.counts, shard, strict=True)
         )
         local.setdefault(label, set()).update(
             (process, position)
@@ -99,7 +100,28 @@ def test_a_hole_is_hatched_and_counted() -> None:
     topology = hm.Topology({"x": 2, "y": 2}, [0, 1, 1, 0])
     picture = text(hm.plan(topology, ("x", "y"), global_shape=(4, 4), process=0)).plain
     assert "2 hatched chunks on none of its devices" in " ".join(picture.split())
-    assert re.search(r"2:4 = 2:4 │ ░+ │ p0 d3 +│", picture)
+    assert re.search(r"2:4 → 2:4 │ ░+ │ p0 d3 +│", picture)
+
+
+def test_the_devices_of_the_plans_process_are_marked_and_no_others() -> None:
+    topology = hm.Topology.build({"x": 4, "y": 2}, processes=4, order="interleaved")
+    layout = hm.plan(topology, "x", global_shape=(8, 2), process=2)
+    mesh, array, local = text(layout).plain.split("\n\n")
+    for section in (mesh, array):
+        assert re.findall(r"\*(p\d d\d)", section) == ["p2 d2", "p2 d6"]
+        assert "* marks process 2" in " ".join(section.split())
+    assert "*" not in local
+    assert "*" not in text(hm.plan(topology, "x", global_shape=(8, 2))).plain
+    absent = hm.plan(hm.Topology({"x": 2}, [0, 1]), "x", global_shape=(2,), process=5)
+    assert "*" not in text(absent).plain
+
+
+def test_chunks_that_lie_apart_are_said_to_be_joined() -> None:
+    for order, apart in (("interleaved", True), ("block", False)):
+        topology = hm.Topology.build({"x": 4}, processes=2, order=order)
+        said = " ".join(text(hm.plan(topology, "x", global_shape=(8,), process=0)).plain.split())
+        assert ("those between belong to other processes" in said) == apart
+        assert ("not JAX's device id" in said) == apart
 
 
 def test_large_meshes_are_abridged_to_the_width() -> None:

@@ -81,14 +81,16 @@ def test_what_it_begins_with_is_the_command_lines(page: Page) -> None:
         ["p0 d4", "p1 d5"],
         ["p2 d6", "p3 d7"],
     ]
-    assert "Process 2 passes and gets back float32 (32, 128)" in page.text("#local h2")
+    assert "Process 2's local array: float32 (32, 128)" in page.text("#local h2")
     assert page.cells("local") == [["p2 d2"], ["p2 d6"]]
-    assert "16:32 = 48:64" in page.text("#local")
-    assert page.text("#bytes") == "Bytes: 8,192 a device, 16,384 on process 2, 65,536 in all."
-    assert "refuse this mesh: the devices of process 0 are no contiguous subcube" in page.text(
-        "#jax"
+    assert "16:32 → 48:64" in page.text("#local")
+    assert page.cells("array")[0] == ["p0 d0\n=\np1 d1"]
+    assert page.text("#bytes") == (
+        "Bytes: 8,192 on each device, 16,384 on process 2,"
+        " 65,536 on all devices (array 32,768, 2 copies)."
     )
-    assert "processes 0 1" in page.text("#groups")
+    assert "here p0 has d0 and d4, with a gap. hostmesh takes it." in page.text("#jax")
+    assert "Processes 0 and 1 hold the same 2 chunks" in page.text("#groups")
     shown = CliRunner().invoke(_cli.main, [*BASE, "--spec", "data,None", "--json"])
     assert page.text("#code").splitlines() == json.loads(shown.output)["code"]
 
@@ -141,7 +143,7 @@ def test_each_devices_slice_is_read_by_pointer_and_by_keyboard(page: Page) -> No
     assert page.driver.switch_to.active_element.text == "p3 d3"
     assert page.text("#detail").startswith("Device 3 of process 3")
     page.driver.switch_to.active_element.send_keys(Keys.ENTER)
-    assert "Process 3 passes" in page.text("#local h2")
+    assert "Process 3's local array" in page.text("#local h2")
     assert page.find("#process").get_attribute("value") == "3"
 
 
@@ -355,6 +357,16 @@ def test_nothing_is_wider_than_a_telephone(page: Page, tmp_path: Path) -> None:
         page.find(f"#tab-{tab}").click()
         wide = page.driver.execute_script("return document.documentElement.scrollWidth")
         assert wide <= 360, tab
+
+
+def test_equal_chunks_are_as_wide(page: Page) -> None:
+    page.type("#spec", "None,(data,model)")
+    widths = {cell.size["width"] for cell in page.all("#array tbody td")}
+    assert len(page.all("#array tbody td")) == 8
+    assert max(widths) - min(widths) <= 1
+    page.find("#tab-reshard").click()
+    page.find("#tab-layout").click()
+    assert {cell.size["width"] for cell in page.all("#array tbody td")} == widths
 
 
 def test_dark_and_light(page: Page) -> None:

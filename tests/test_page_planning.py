@@ -11,6 +11,7 @@ import math
 import random
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ from hostmesh import (
     _plan_rules,
     _transfers,
 )
-from hostmesh._draw._picture import spec_in_words
+from hostmesh._draw import _words
+from hostmesh._draw._words import spec_in_words
 from hostmesh._errors import HostmeshError
 from hostmesh._plan_command import mesh_axes, parse_spec
 from hostmesh._reshard import _overlaps, _sender
@@ -137,6 +139,26 @@ def shape_of(typed: str) -> tuple[int, ...]:
     return _plan_command._shape(typed)
 
 
+def said(plan: hm.Plan, process: int, each: int) -> list[str]:
+    """The sentences of pictures, and the labels of a process's local array."""
+    held = [sorted(set(numbers)) for numbers in zip(*plan.chunks(process), strict=True)]
+    groups = Counter(plan.replica_groups.values())
+    return [
+        _words.mesh_note(plan.topology),
+        _words.array_note(plan),
+        _words.local_note(len(plan.topology.positions(process)), held, len(plan.missing(process))),
+        *(
+            _words.local_place(rank, number, n, size)
+            for numbers, n, size in zip(held, plan.chunk_counts, plan.shard_shape, strict=True)
+            for rank, number in enumerate(numbers)
+        ),
+        _words.passing("()", plan.topology.processes),
+        *_words.sharing(list(groups.items())),
+        _words.on_all(plan, each),
+        f"{_words.JAX} {_words.jax_words(plan.topology)}",
+    ]
+
+
 def in_python(asked: Asked) -> Asked:
     processes = asked["processes"]
     try:
@@ -146,6 +168,7 @@ def in_python(asked: Asked) -> Asked:
     except HostmeshError as error:
         return {"kind": type(error).__name__, "error": str(error)}
     everyone = range(processes + 1)
+    first = topology.processes[0]
     each = plan.device_nbytes(dtype)
     is_named = isinstance(asked["order"], str)
     order = asked["order"] if is_named else "a file"
@@ -175,7 +198,8 @@ def in_python(asked: Asked) -> Asked:
         ],
         "missing": [plan.missing(p) for p in everyone],
         "subcube": [plan.is_subcube(p) for p in everyone],
-        "code": _plan_command._code(plan, processes, order),
+        "code": _plan_command._code(dataclasses.replace(plan, process=first), processes, order),
+        "said": said(plan, first, each),
     }
     return {"is": json.loads(json.dumps(answer))}
 

@@ -27,15 +27,15 @@ def test_an_interleaved_mesh() -> None:
     result = planned(order="interleaved", process="2")
     assert result.exit_code == 0, result.output
     for words in (
-        "Process 2 passes float32 (32, 128)",
-        "(32, 128): processes 0 1 2 3",
-        "processes 0 1: 2 chunks",
-        "8,192 a device, 16,384 on process 2, 65,536 in all",
-        "JAX's own functions refuse this mesh: the devices of process 0",
-        "x = hm.to_global(local, mesh, P('data'))",
+        "Process 2's local array: float32 (32, 128)",
+        "Each of processes 0-3 passes (32, 128) to hm.to_global.",
+        "Processes 0 and 1 hold the same 2 chunks, and must pass equal values of them.",
+        "8,192 on each device, 16,384 on process 2, 65,536 on all devices (array 32,768, 2 copies)",
+        "form one rectangle of the mesh; here p0 has d0 and d4, with a gap. hostmesh takes it.",
+        "x = hm.to_global(local, mesh, P('data'))  # local.shape == (32, 128), x.shape == (64, 128)",
     ):
         assert words in result.output
-    assert max(len(line) for line in result.output.split("What each")[0].splitlines()) <= 80
+    assert max(len(line) for line in result.output.split("Each of")[0].splitlines()) <= 80
 
 
 def test_numbers_for_programs(tmp_path: Path) -> None:

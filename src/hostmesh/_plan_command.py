@@ -17,9 +17,9 @@ import numpy as np
 from rich.console import Console
 
 from . import _plan_more
-from ._draw._picture import counted, spec_in_words
 from ._draw._svg import svg
 from ._draw._text import text
+from ._draw._words import JAX, counted, jax_words, on_all, passing, sharing, spec_in_words
 from ._errors import HostmeshError, ShapeError, SpecError, StorageError, build
 from ._plan import Plan, plan
 from ._topology import Topology
@@ -121,7 +121,7 @@ def command(
     ascii_only = plain or not (sys.stdout.encoding or "").lower().startswith("utf")
     picture = text(planned, console.width, name=str(kind), ascii_only=ascii_only)
     console.print(picture, soft_wrap=True)
-    console.print("\n" + "\n".join(_lines(facts)), markup=False, soft_wrap=True)
+    console.print("\n" + "\n".join(_lines(planned, facts)), markup=False, soft_wrap=True)
 
 
 def parse_spec(words: str) -> tuple[str | tuple[str, ...] | None, ...]:
@@ -278,47 +278,38 @@ def _code(planned: Plan, processes: int, order: str) -> list[str]:
     code = [
         "import hostmesh as hm, jax, numpy as np; from jax.sharding import Mesh, PartitionSpec as P",
         f"mesh = Mesh({devices}.reshape({sizes}), {names})",
-        f"x = hm.to_global(local, mesh, {spec_in_words(planned)})",
+        f"x = hm.to_global(local, mesh, {spec_in_words(planned)})  # {_shapes(planned)}",
     ]
     if order not in ("block", "interleaved"):
         code.insert(1, f"owners = {planned.topology.process_indices.ravel().tolist()}")
     return code
 
 
-def _lines(facts: dict[str, Any]) -> list[str]:
+def _shapes(planned: Plan) -> str:
+    """What comes of the code: of the plan's process, or of all where they agree."""
+    process = planned.topology.processes[0] if planned.is_uniform else planned.process
+    local = None if process is None else planned.local_shape(process)
+    before = "" if local is None else f"local.shape == {local}, "
+    return f"{before}x.shape == {planned.global_shape}"
+
+
+def _lines(planned: Plan, facts: dict[str, Any]) -> list[str]:
     shapes, groups, size = facts["local_shapes"], facts["replica_groups"], facts["bytes"]
-    refused = facts["jax_refuses_process"]
-    lines = ["What each process passes, as one dense array:"]
-    for shape, who in list(shapes.items())[:_SHOWN]:
-        lines.append(f"  {shape}: {_abridged(who)}")
+    lines = [passing(shape, who) for shape, who in list(shapes.items())[:_SHOWN]]
     if len(shapes) > _SHOWN:
-        lines.append(f"  and {len(shapes) - _SHOWN:,} more shapes")
-    lines.append("Replica groups (the processes that hold the same chunk):")
-    for group in groups[:_SHOWN]:
-        lines.append(f"  {_abridged(group['processes'])}: {counted(group['chunks'], 'chunk')}")
-    if len(groups) > _SHOWN:
-        lines.append(f"  and {counted(len(groups) - _SHOWN, 'more group')}")
+        lines.append(f"And {len(shapes) - _SHOWN:,} more shapes.")
+    held = list(sharing([(group["processes"], group["chunks"]) for group in groups]))
+    lines += held[:_SHOWN]
+    if len(held) > _SHOWN:
+        lines.append(f"And {counted(len(held) - _SHOWN, 'more group')}.")
     who = "process" if facts["process"] is None else f"process {facts['process']}"
     if facts["process"] is None and len(set(np.bincount(facts["process_indices"]))) > 1:
         who = f"process {min(facts['process_indices'])}"
     lines += [
-        f"Bytes: {size['device']:,} a device, {size['process']:,} on {who}, {size['all']:,} in all",
-        "JAX's own functions take this mesh: each process has a contiguous subcube"
-        if refused is None
-        else "JAX's own functions refuse this mesh: the devices of process"
-        f" {refused} are no contiguous subcube",
+        f"Bytes: {size['device']:,} on each device, {size['process']:,} on"
+        f" {'each ' if who == 'process' else ''}{who}, {on_all(planned, size['device'])}.",
+        f"{JAX} {jax_words(planned.topology)}",
         "",
         *facts["code"],
     ]
     return lines
-
-
-def _abridged(processes: list[int] | tuple[int, ...]) -> str:
-    """Processes in words.
-
-    >>> _abridged([3]), _abridged(tuple(range(20)))
-    ('process 3', 'processes 0 1 2 3 4 5 6 7 and 12 more')
-    """
-    noun = "process" if len(processes) == 1 else "processes"
-    more = f" and {len(processes) - 8:,} more" if len(processes) > 8 else ""
-    return f"{noun} {' '.join(map(str, processes[:8]))}{more}"

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._config import config
-from ._draw._picture import counted
+from ._draw._words import counted
 from ._plan import Plan
 from ._plan_rules import Tensor
 from ._storage._boxes import elements

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ._draw._picture import counted
+from ._draw._words import counted
 from ._errors import SpecError, build
 from ._plan_rules import Rules, Tensor, unused
 from ._spec import Axes

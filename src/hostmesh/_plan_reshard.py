@@ -9,7 +9,7 @@ import numpy as np
 
 from . import _transfers
 from ._collective_rules import Route, route
-from ._draw._picture import counted, spec_in_words
+from ._draw._words import counted, spec_in_words
 from ._errors import SpecError, build
 from ._plan import Plan
 

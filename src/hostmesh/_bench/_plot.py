@@ -14,8 +14,8 @@ from typing import TypedDict
 
 from .._doctor._units import duration, size
 from .._draw._palette import COLOURS
-from .._draw._picture import counted
 from .._draw._svg import xml
+from .._draw._words import counted
 
 
 class Point(TypedDict):

@@ -8,8 +8,8 @@ from html import escape
 import numpy.typing as npt
 
 from .._plan import Plan
-from ._picture import counted, spec_in_words
 from ._svg import headline, svg
+from ._words import JAX, counted, jax_words, listed, on_all, spec_in_words
 
 _SHOWN = 6
 _STYLE = (
@@ -61,20 +61,12 @@ def _facts(plan: Plan, dtype: npt.DTypeLike | None) -> Iterator[tuple[str, str]]
     for process in topology.processes:
         shapes.setdefault(str(plan.local_shape(process)), []).append(process)
     for shape, processes in list(shapes.items())[:_SHOWN]:
-        few = " ".join(map(str, processes[:8]))
-        more = f" and {len(processes) - 8:,} more" if len(processes) > 8 else ""
-        noun = "process" if len(processes) == 1 else "processes"
-        yield f"shape that {noun} {few}{more} pass{'es' if len(processes) == 1 else ''}", shape
+        who = "process" if len(processes) == 1 else "each of processes"
+        yield f"shape that {who} {listed(processes)} passes", shape
     if len(shapes) > _SHOWN:
         yield "other shapes", counted(len(shapes) - _SHOWN, "more")
     if dtype is not None:
         each = plan.device_nbytes(dtype)
-        yield "bytes", f"{each:,} on each device, {each * topology.size:,} on all"
+        yield "bytes", f"{each:,} on each device, {on_all(plan, each)}"
     yield "on several processes", "yes: equal copies" if plan.is_replicated else "no"
-    refused = next((p for p in topology.processes if not topology.is_subcube(p)), None)
-    yield (
-        "JAX's own functions",
-        "take this mesh: each process has a contiguous subcube"
-        if refused is None
-        else f"refuse this mesh: the devices of process {refused} are no contiguous subcube",
-    )
+    yield JAX, jax_words(topology)

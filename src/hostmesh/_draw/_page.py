@@ -16,7 +16,18 @@ from ._palette import COLOURS
 
 _FOLDER = Path(__file__).parent / "page"
 # In this order: each uses those before it.
-_SCRIPTS = ("words", "planning", "moves", "model", "dom", "layout", "reshard", "files", "page")
+_SCRIPTS = (
+    "words",
+    "planning",
+    "sentences",
+    "moves",
+    "model",
+    "dom",
+    "layout",
+    "reshard",
+    "files",
+    "page",
+)
 
 
 def page(start: Mapping[str, str]) -> str:

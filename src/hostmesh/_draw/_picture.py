@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from .._layout import Chunk, layout_of
 from .._plan import Plan
+from ._words import array_note, local_note, local_place, mesh_note, place
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,10 @@ class Panel:
 
 @dataclass(frozen=True)
 class Section:
-    """One grid of a picture, what it is, and how many of its panels are left out."""
+    """One grid of a picture, what it is, and how many of its panels are left out.
+
+    `marked` is the process to tell from the others.
+    """
 
     title: str
     note: str
@@ -82,6 +86,7 @@ class Section:
     column_name: str
     panels: tuple[Panel, ...]
     left_out: int
+    marked: int | None = None
 
 
 def sections_of(plan: Plan, name: str = "") -> list[Callable[[Limits], Section]]:
@@ -106,16 +111,15 @@ def mesh_section(plan: Plan, limits: Limits) -> Section:
         process = int(owners[position])
         return Cell((Stack(process, (position,)),), 0)
 
-    processes = len(topology.processes)
     names = " x ".join(f"{axis}={size}" for axis, size in topology.axes) or "of no axis"
     return _section(
         f"Mesh {names}",
-        f"{counted(topology.size, 'device')} of {counted(processes, 'process', 'processes')};"
-        " dN is the device at place N of the mesh, pN its process",
+        mesh_note(topology),
         topology.axis_names,
         [[str(i) for i in range(size)] for size in sizes],
         cell,
         limits,
+        _marked(plan),
     )
 
 
@@ -128,22 +132,17 @@ def array_section(plan: Plan, limits: Limits, name: str = "") -> Section:
         positions = groups[int(np.ravel_multi_index(chunk, plan.chunk_counts)) if chunk else 0]
         return _cell(positions, owners[positions], limits)
 
-    copies = groups.shape[1]
-    note = f"cut by {spec_in_words(plan)} in {_by(plan.chunk_counts)} of shape {plan.shard_shape}"
-    for i, axes in enumerate(plan.axes):
-        if len(axes) > 1:
-            note += f"; dim {i} by {axes[0]}, " + ", ".join(f"each part by {a}" for a in axes[1:])
-    held = "one device" if copies == 1 else f"{copies} devices, which hold equal copies"
     return _section(
         f"Global array{' ' + name if name else ''} {plan.global_shape}",
-        f"{note}; each chunk is on {held}",
+        array_note(plan),
         _dimensions(plan),
         [
-            [_place(c, size) for c in range(n)]
+            [place(c, size) for c in range(n)]
             for n, size in zip(plan.chunk_counts, plan.shard_shape, strict=True)
         ],
         cell,
         limits,
+        _marked(plan),
     )
 
 
@@ -169,44 +168,18 @@ def local_section(plan: Plan, limits: Limits, name: str = "") -> Section:
         return _cell(found, np.full(len(found), process), limits)
 
     labels = [
-        [f"{_place(rank, size)} = {_place(c, size)}" for rank, c in enumerate(held)]
-        for held, size in zip(numbers, plan.shard_shape, strict=True)
+        [local_place(rank, c, n, size) for rank, c in enumerate(held)]
+        for held, n, size in zip(numbers, plan.chunk_counts, plan.shard_shape, strict=True)
     ]
     holes = math.prod(map(len, numbers)) - len(positions)
-    note = "place here = place in the global array"
-    if holes:
-        note += f"; {counted(holes, 'hatched chunk')} on none of its devices, and not read"
     return _section(
-        f"Process {process} passes{' ' + name if name else ''} {local}",
-        f"for its {counted(len(mine), 'device')}; {note}",
+        f"Process {process}'s local array:{' ' + name if name else ''} {local}",
+        local_note(len(mine), numbers, holes),
         _dimensions(plan),
         labels,
         cell,
         limits,
     )
-
-
-def spec_in_words(plan: Plan) -> str:
-    """The spec of a plan as it is written in code, without what cuts nothing at its end.
-
-    >>> import hostmesh
-    >>> topology = hostmesh.Topology.build({"x": 2, "y": 2}, processes=2)
-    >>> spec_in_words(hostmesh.plan(topology, (None, ("x", "y")), global_shape=(3, 4, 5)))
-    "P(None, ('x', 'y'))"
-    """
-    entries = [(names[0] if len(names) == 1 else names) or None for names in plan.axes]
-    while entries and entries[-1] is None:
-        entries.pop()
-    return f"P({', '.join(map(repr, entries))})"
-
-
-def counted(number: int, one: str, many: str = "") -> str:
-    """A number with its noun.
-
-    >>> counted(1, "device"), counted(2048, "device")
-    ('1 device', '2,048 devices')
-    """
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def _section(
@@ -216,6 +189,7 @@ def _section(
     labels: Sequence[Sequence[str]],
     cell: Callable[[tuple[int, ...]], Cell],
     limits: Limits,
+    marked: int | None = None,
 ) -> Section:
     # A value of fewer than two dimensions is one row.
     names = ["", "", *names]
@@ -239,7 +213,7 @@ def _section(
             for axis, part, i in zip(names[-len(labels) : -2], leading, at, strict=True)
         )
         panels.append(Panel(title_of if leading else "", row_slots, column_slots, cells))
-    return Section(title, note, names[-2], names[-1], tuple(panels), combinations - shown)
+    return Section(title, note, names[-2], names[-1], tuple(panels), combinations - shown, marked)
 
 
 def _slots(labels: Sequence[str], most: int) -> tuple[Slot, ...]:
@@ -277,17 +251,12 @@ def _positions_by_chunk(plan: Plan) -> npt.NDArray[np.intp]:
     return np.argsort(flat, kind="stable").reshape(math.prod(layout.counts), -1)
 
 
+def _marked(plan: Plan) -> int | None:
+    process = plan.process
+    return process if process is not None and plan.topology.holds(process) else None
+
+
 def _dimensions(plan: Plan) -> tuple[str, ...]:
     return tuple(
         f"dim {i}" + (f" ({', '.join(axes)})" if axes else "") for i, axes in enumerate(plan.axes)
     )
-
-
-def _place(chunk: int, size: int) -> str:
-    return f"{chunk * size}:{chunk * size + size}"
-
-
-def _by(counts: Sequence[int]) -> str:
-    total = math.prod(counts)
-    grid = f" ({' x '.join(map(str, counts))})" if len(counts) > 1 and total > 1 else ""
-    return counted(total, "chunk") + grid

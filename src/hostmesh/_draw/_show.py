@@ -18,9 +18,9 @@ from .._topology import Topology
 from .._trees import Matched
 from ._html import fragment, page, title_of
 from ._known import plan_of
-from ._picture import counted
 from ._svg import svg
 from ._text import text
+from ._words import counted
 
 Style: TypeAlias = Literal["auto", "text", "svg", "html"]
 Tree: TypeAlias = Any
@@ -138,7 +138,7 @@ def draw(
     >>> plan = hostmesh.plan(topology, "x", global_shape=(8,))
     >>> print(hostmesh.draw(plan, style="text"))
     Mesh x=2
-    2 devices of 2 processes; dN is the device at place N of the mesh, pN its
+    2 devices of 2 processes; dN = place N in the mesh, counted row by row; pN = its
     process
       x →
          0       1
@@ -147,7 +147,8 @@ def draw(
      └───────┴───────┘
     <BLANKLINE>
     Global array (8,)
-    cut by P('x') in 2 chunks of shape (4,); each chunk is on one device
+    cut by P('x') in 2 chunks of shape (4,); a chunk is the part of the array that
+    one device stores; each is on one device
       dim 0 (x) →
         0:4     4:8
      ┌───────┬───────┐

@@ -17,7 +17,8 @@ from rich.cells import cell_len
 
 from .._plan import Plan
 from ._palette import COLOURS, number_of
-from ._picture import Cell, Limits, Panel, Section, counted, sections_of, spec_in_words
+from ._picture import Cell, Limits, Panel, Section, sections_of
+from ._words import counted, spec_in_words
 
 # From the fullest to the narrowest: the first whose file is no larger than this is taken.
 _LARGEST = 190_000
@@ -47,7 +48,7 @@ _STYLE = (
     ".hm .n,.hm .t,.hm .h{font-family:system-ui,'DejaVu Sans',Arial,sans-serif}"
     ".hm .t{font-weight:600;font-size:14px}.hm .h{font-weight:600;font-size:16px}"
     ".hm .r{text-anchor:end}.hm .c{text-anchor:middle}"
-    ".hm .hole rect{stroke-dasharray:4 3}.hm .hole text{stroke-width:5px;paint-order:stroke}"
+    ".hm .mine rect{stroke-width:3}.hm .mine text{font-weight:700}.hm .hole rect{stroke-dasharray:4 3}.hm .hole text{stroke-width:5px;paint-order:stroke}"
     f"{_LIGHT}@media screen and (prefers-color-scheme:dark){{{_DARK}}}"
     + "".join(
         f".hm .p{k} rect{{fill:{colour};stroke:#1b1f24}}.hm .p{k} text{{fill:{ink}}}"
@@ -125,6 +126,9 @@ def _legend(plan: Plan, sections: Sequence[Section], mark: str) -> Iterator[_Blo
     if len(processes) > _LEGEND:
         more = f"and {counted(len(processes) - _LEGEND, 'more process', 'more processes')}"
         yield _signed("", f"{more}; colours repeat after {len(COLOURS)}: read the numbers", 0)
+    if sections[0].marked is not None:
+        own = _sheet("more mine", "", 1, 1, 42, _SHEET - 2)
+        yield _signed(own, f"thick border: process {sections[0].marked}")
     cells = [cell for section in sections[1:] for p in section.panels for cell in p.cells.values()]
     if any(len(list(_labels(cell))) > 1 for cell in cells):
         stack = "".join(_sheet("more", "", 6 * k, 6 * k, 30, 11) for k in range(3))
@@ -140,7 +144,7 @@ def _signed(sign: str, words: str, left: int = 52) -> _Block:
 
 
 def _section(section: Section, mark: str) -> _Block:
-    panels = [_panel(p, section.row_name, section.column_name, mark) for p in section.panels]
+    panels = [_panel(p, section, mark) for p in section.panels]
     grids = _flow(panels, _WIDEST, 28)
     width = max(grids.width, _NARROWEST)
     head = _beneath([_lines(section.title, "t", width), _lines(section.note, "n", width)], 1)
@@ -150,8 +154,9 @@ def _section(section: Section, mark: str) -> _Block:
     return _Block(whole.width, whole.height, f'<g class="section">{whole.body}</g>')
 
 
-def _panel(panel: Panel, row_name: str, column_name: str, mark: str) -> _Block:
-    labels = {at: list(_labels(cell)) for at, cell in panel.cells.items()}
+def _panel(panel: Panel, section: Section, mark: str) -> _Block:
+    row_name, column_name = section.row_name, section.column_name
+    labels = {at: list(_labels(cell, section.marked)) for at, cell in panel.cells.items()}
     sheet = _wide(max((w for each in labels.values() for _, w in each), key=cell_len)) + 14
     shift = 5 if max(map(len, labels.values())) <= 8 else 2
     margin = max(_wide(slot.label) for slot in panel.rows)
@@ -198,12 +203,12 @@ def _panel(panel: Panel, row_name: str, column_name: str, mark: str) -> _Block:
     return _Block(width, bottom - _GAP, f'<g class="panel">{"".join(parts)}</g>')
 
 
-def _labels(cell: Cell) -> Iterator[tuple[str, str]]:
+def _labels(cell: Cell, marked: int | None = None) -> Iterator[tuple[str, str]]:
     """The class and the words of each sheet of a cell."""
     if cell.hole:
         yield "hole", "no device"
     for stack in cell.stacks:
-        kind = f"p{number_of(stack.process)}"
+        kind = f"p{number_of(stack.process)}{' mine' if stack.process == marked else ''}"
         for position in stack.positions:
             yield kind, f"p{stack.process} d{position}"
         if stack.more:

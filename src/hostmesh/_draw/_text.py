@@ -8,7 +8,8 @@ from rich.text import Text
 
 from .._plan import Plan
 from ._palette import COLOURS, number_of
-from ._picture import UNLIMITED, Cell, Limits, Panel, Section, Slot, counted, sections_of
+from ._picture import UNLIMITED, Cell, Limits, Panel, Section, Slot, sections_of
+from ._words import counted
 
 # From the fullest to the narrowest: the first that fits a width is taken.
 _LADDER = [
@@ -21,6 +22,7 @@ _LADDER = [
 ]
 _ASCII = str.maketrans("│─┌┬┐├┼┤└┴┘░→↓", "|-+++++++++/>v")
 _HOLE = "░"
+_MARK = "*"  # takes the place of the space before, so that marked pictures are no wider
 
 
 def text(
@@ -44,7 +46,8 @@ def _fitted(make: Callable[[Limits], Section], rungs: list[Limits], width: int) 
             break
         section = make(limits)
         lines = list(_body(section))
-    head = [Text(section.title, "bold"), *_wrapped(section.note, width)]
+    mark = "" if section.marked is None else f"; {_MARK} marks process {section.marked}"
+    head = [Text(section.title, "bold"), *_wrapped(section.note + mark, width)]
     return Text("\n").join([*head, *lines])
 
 
@@ -52,14 +55,15 @@ def _body(section: Section) -> Iterator[Text]:
     for panel in section.panels:
         if panel.title:
             yield Text(f"{panel.title}:")
-        yield from _panel(panel, section.row_name, section.column_name)
+        yield from _panel(panel, section)
     if section.left_out:
         yield Text(f"and {counted(section.left_out, 'more panel')} like these")
 
 
-def _panel(panel: Panel, row_name: str, column_name: str) -> Iterator[Text]:
-    contents = {at: _cell_lines(cell) for at, cell in panel.cells.items()}
-    inner = max(len(line) for lines in contents.values() for line, _ in lines)
+def _panel(panel: Panel, section: Section) -> Iterator[Text]:
+    row_name, column_name = section.row_name, section.column_name
+    contents = {at: _cell_lines(cell, section.marked) for at, cell in panel.cells.items()}
+    inner = max(len(line.lstrip(_MARK)) for lines in contents.values() for line, _ in lines)
     widths = [
         max(len(slot.label), 0 if slot.number is None else inner) + 2 for slot in panel.columns
     ]
@@ -94,12 +98,13 @@ def _row(
                 words = "..." if k == 0 else ""
             if words.startswith(_HOLE):
                 words = _HOLE * (width - 2)
-            line.append(f" {words:<{width - 2}} ", style)
+            inner = words if words.startswith(_MARK) else f" {words}"
+            line.append(f"{inner:<{width - 1}} ", style)
         line.append("│")
         yield line
 
 
-def _cell_lines(cell: Cell) -> list[tuple[str, str]]:
+def _cell_lines(cell: Cell, marked: int | None) -> list[tuple[str, str]]:
     """Each line of a cell with its style: a line for every process, as the copies are stacked."""
     if cell.hole:
         return [(_HOLE, "dim")]
@@ -108,7 +113,8 @@ def _cell_lines(cell: Cell) -> list[tuple[str, str]]:
         colour, ink = COLOURS[number_of(stack.process)]
         places = " ".join(f"d{position}" for position in stack.positions)
         more = f" +{stack.more}" if stack.more else ""
-        lines.append((f"p{stack.process} {places}{more}", f"{ink} on {colour}"))
+        mark = _MARK if stack.process == marked else ""
+        lines.append((f"{mark}p{stack.process} {places}{more}", f"{ink} on {colour}"))
     if cell.more:
         lines.append((f"+{counted(cell.more, 'process', 'processes')}", "dim"))
     return lines

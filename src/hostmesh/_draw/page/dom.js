@@ -49,7 +49,8 @@ const dom = (() => {
     );
   }
 
-  // The devices of a cell, a line for each process; what there is no room for is counted.
+  // The devices of a cell, which hold equal copies: a line for each process. What there is no room
+  // for is counted.
   function chips(devices, owners, section) {
     const by = new Map();
     for (const device of devices) {
@@ -58,11 +59,12 @@ const dom = (() => {
     }
     const all = [...by.keys()].sort((a, b) => a - b);
     const few = all.length > LIMITS.processes ? all.slice(0, LIMITS.processes - 1) : all;
-    const lines = few.map((process) => {
+    const lines = few.map((process, line) => {
       const mine = by.get(process);
       const more = mine.length - LIMITS.devices;
-      const shown = mine.slice(0, LIMITS.devices).map((device) => chip(process, device, section));
-      return el("div", {}, shown, more > 0 ? ` +${more}` : null);
+      const shown = mine.slice(0, LIMITS.devices).map((device, k) => [k ? " = " : null, chip(process, device, section)]);
+      const held = el("div", {}, shown, more > 0 ? ` +${more}` : null);
+      return line ? [el("div", { class: "equal" }, "="), held] : [held];
     });
     const left = all.length - few.length;
     return left ? [...lines, el("div", { class: "more" }, `+${counted(left, "process", "processes")}`)] : lines;
@@ -94,12 +96,11 @@ const dom = (() => {
           }),
         ),
       );
-      const corner = [rowName && `${rowName} ↓`, columnName && `${columnName} →`].filter(Boolean).join("\n");
       const head = el(
         "tr",
         {},
         // A label that is empty is no heading.
-        el(corner ? "th" : "td", corner ? { scope: "col" } : {}, corner),
+        el("td"),
         columns.map(({ label }) => el(label ? "th" : "td", label ? { scope: "col" } : {}, label)),
       );
       return el(
@@ -111,10 +112,12 @@ const dom = (() => {
       );
     });
     const left = product(sizes) - shown;
+    const directions = [rowName && `${rowName} ↓`, columnName && `${columnName} →`].filter(Boolean).join(", ");
     return el(
       "figure",
       { id, "aria-labelledby": `${id}-title` },
       el("figcaption", {}, el("h2", { id: `${id}-title` }, title), el("p", {}, note)),
+      directions ? el("p", { class: "directions" }, directions) : null,
       scrolled(`${title}: picture`, panels),
       left ? el("p", {}, `and ${counted(left, "more panel")} like these`) : null,
     );

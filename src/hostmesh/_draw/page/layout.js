@@ -6,19 +6,7 @@ const layout = (() => {
   const { product, grouped, counted, repr } = words;
   const SHOWN = 8;
 
-  function abridged(processes) {
-    const more = processes.length > SHOWN ? ` and ${grouped(processes.length - SHOWN)} more` : "";
-    return `${processes.length === 1 ? "process" : "processes"} ${processes.slice(0, SHOWN).join(" ")}${more}`;
-  }
-
-  const places = (count, size) => Array.from({ length: count }, (_, c) => `${c * size}:${c * size + size}`);
   const dimensions = (made) => made.axes.map((cut, i) => `dim ${i}${cut.length ? ` (${cut.join(", ")})` : ""}`);
-
-  function byCounts(counts) {
-    const total = product(counts);
-    const sides = counts.length > 1 && total > 1 ? ` (${counts.join(" x ")})` : "";
-    return counted(total, "chunk") + sides;
-  }
 
   // ---- Pictures
 
@@ -27,9 +15,7 @@ const layout = (() => {
     return dom.grid({
       id: "mesh",
       title: `Mesh ${named}`,
-      note:
-        `${counted(mesh.size, "device")} of ${counted(mesh.processes.length, "process", "processes")};` +
-        " dN is the device at place N of the mesh, pN its process",
+      note: sentences.meshNote(mesh),
       names: mesh.axes.map(([name]) => name),
       labels: mesh.sizes.map((size) => Array.from({ length: size }, (_, i) => String(i))),
       cell: (at) => dom.chips([at.reduce((all, i, axis) => all * mesh.sizes[axis] + i, 0)], mesh.owners, "mesh"),
@@ -37,16 +23,12 @@ const layout = (() => {
   }
 
   function arrayGrid({ made, dtype }) {
-    const copies = made.mesh.size / made.byChunk.length;
-    const held = copies === 1 ? "one device" : `${copies} devices, which hold equal copies`;
     return dom.grid({
       id: "array",
       title: `Global array ${dtype.name} ${repr(made.shape)}`,
-      note:
-        `cut by ${planning.specWords(made.axes)} in ${byCounts(made.counts)} of shape` +
-        ` ${repr(made.shardShape)}; each chunk is on ${held}`,
+      note: sentences.arrayNote(made),
       names: dimensions(made),
-      labels: made.counts.map((count, i) => places(count, made.shardShape[i])),
+      labels: made.counts.map((count, i) => Array.from({ length: count }, (_, c) => sentences.place(c, made.shardShape[i]))),
       cell: (chunk) => dom.chips(made.byChunk[made.flat(chunk)], made.mesh.owners, "array"),
     });
   }
@@ -60,18 +42,13 @@ const layout = (() => {
       const key = made.flat(chunk);
       by.set(key, [...(by.get(key) || []), mine.positions[k]]);
     });
-    const holes = planning.missing(made, process).length;
-    const hatched = holes ? `; ${counted(holes, "hatched chunk")} on none of its devices, and not read` : "";
     return dom.grid({
       id: "local",
-      title: `Process ${process} passes and gets back ${dtype.name} ${repr(shape)}`,
-      note:
-        `for its ${counted(mine.positions.length, "device")}, underlined in all pictures; place here = place in the global array` + hatched,
+      title: `Process ${process}'s local array: ${dtype.name} ${repr(shape)}`,
+      note: `${sentences.localNote(made, process)}; these devices are underlined in all pictures`,
       names: dimensions(made),
-      labels: mine.held.map((numbers, i) => {
-        const size = made.shardShape[i];
-        return places(numbers.length, size).map((here, r) => `${here} = ${places(made.counts[i], size)[numbers[r]]}`);
-      }),
+      labels: mine.held.map((numbers, i) =>
+        numbers.map((number, rank) => sentences.localPlace(rank, number, made.counts[i], made.shardShape[i]))),
       cell: (at) => {
         const found = by.get(made.flat(at.map((r, i) => mine.held[i][r])));
         return found ? dom.chips(found, made.mesh.owners, "local") : null;
@@ -119,10 +96,13 @@ const layout = (() => {
     const mine = planning.share(made, process);
     if (!mine.positions.length) return [];
     const parts = mine.held.flatMap((numbers, i) =>
-      made.axes[i].length ? [`${numbers.length} of ${made.counts[i]} chunks of dimension ${i} (number ${numbers.slice(0, SHOWN).join(", ")}${numbers.length > SHOWN ? ", ..." : ""})`] : [],
+      made.axes[i].length
+        ? [`${numbers.length} of ${counted(made.counts[i], "chunk")} of dimension ${i} (number${numbers.length > 1 ? "s" : ""} ${sentences.listed(numbers)}, counted from 0)`]
+        : [],
     );
+    const joined = sentences.hasGap(mine.held) ? sentences.JOINED : "joined in this order";
     const said = parts.length
-      ? `Process ${process} holds ${parts.join(" and ")}. It passes these joined in one array of shape ${repr(planning.localShape(made, process))}.`
+      ? `Process ${process} holds ${parts.join(" and ")}. It passes these as one array of shape ${repr(planning.localShape(made, process))}: ${joined}.`
       : `Process ${process} holds the whole array, and passes it.`;
     const holes = planning.missing(made, process);
     if (!holes.length) return [said];
@@ -147,26 +127,17 @@ const layout = (() => {
       const key = repr(planning.localShape(made, one));
       shapes.set(key, [...(shapes.get(key) || []), one]);
     }
-    const shapeRows = [...shapes].map(([shape, who]) => [shape, abridged(who)]);
-    const groups = planning.replicaGroups(made).map((group) => [abridged(group.processes), counted(group.chunks, "chunk")]);
     const size = planning.bytes(made, dtype.itemsize, process);
-    const refused = planning.refuses(mesh);
-    const few = (rows, noun) => [...rows.slice(0, SHOWN), ...(rows.length > SHOWN ? [[`and ${grouped(rows.length - SHOWN)} more ${noun}`, ""]] : [])];
+    const few = (lines, noun) => [...lines.slice(0, SHOWN), ...(lines.length > SHOWN ? [`And ${counted(lines.length - SHOWN, `more ${noun}`)}.`] : [])];
+    const passed = few([...shapes].map(([shape, who]) => sentences.passing(shape, who)), "shape");
+    const held = few(sentences.sharing(planning.replicaGroups(made)), "group");
     return [
       el("h2", {}, "Numbers"),
-      el("p", { id: "bytes" }, `Bytes: ${grouped(size.device)} a device, ${grouped(size.process)} on process ${process}, ${grouped(size.all)} in all.`),
-      el(
-        "p",
-        { id: "jax" },
-        refused === null
-          ? "JAX's own functions take this mesh: each process has a contiguous subcube."
-          : `JAX's own functions refuse this mesh: the devices of process ${refused} are no contiguous subcube. hostmesh takes it.`,
-      ),
-      el("div", { class: "tables", id: "groups" },
-        dom.table("What each process passes", ["Passes", "Who"], few(shapeRows, "shapes")),
-        dom.table("Replica groups", ["Hold the same chunks (replica group)", "How many"], few(groups, "groups"))),
+      el("p", { id: "bytes" }, `Bytes: ${grouped(size.device)} on each device, ${grouped(size.process)} on process ${process}, ${sentences.onAll(made, size.all)}.`),
+      el("p", { id: "jax" }, sentences.jax(mesh)),
+      el("ul", { id: "groups" }, [...passed, ...held].map((line) => el("li", {}, line))),
       el("h2", {}, "Code"),
-      dom.scrolled("Code", el("pre", { id: "code" }, planning.code(made, processes, order).join("\n"))),
+      dom.scrolled("Code", el("pre", { id: "code" }, planning.code(made, processes, order, process).join("\n"))),
       el("p", {}, el("button", { type: "button", "data-copy": "code", "data-key": "copy-code" }, "Copy code")),
     ];
   }

@@ -186,6 +186,16 @@
     for (const part of document.querySelectorAll(".layout-only")) part.hidden = state.tab !== "layout";
     $("controls").dataset.tab = state.tab;
     $("owners-label").hidden = state.order !== "list";
+    even();
+  }
+
+  // Equal chunks look equal: the cells of a picture are all as wide as its widest.
+  function even() {
+    for (const table of document.querySelectorAll("#panel-layout .grid")) {
+      const cells = [...table.querySelectorAll("tbody td:not(.gap)")];
+      const widest = Math.max(...cells.map((cell) => cell.offsetWidth));
+      for (const cell of cells) cell.style.minWidth = `${widest}px`;
+    }
   }
 
   function showError(text) {

@@ -254,8 +254,16 @@ const planning = (() => {
 
   const refuses = (mesh) => mesh.processes.find((process) => !isSubcube(mesh, process)) ?? null;
 
+  // What comes of the code: of one process, or of all where they agree.
+  function shapes(made, process) {
+    const each = made.mesh.processes.map((one) => repr(localShape(made, one)));
+    const uniform = each.every((shape) => shape === each[0]);
+    const local = uniform ? each[0] : repr(localShape(made, process));
+    return `${local === "None" ? "" : `local.shape == ${local}, `}x.shape == ${repr(made.shape)}`;
+  }
+
   // The code that makes the array, as `hostmesh plan` prints it.
-  function code(made, processes, order) {
+  function code(made, processes, order, process) {
     const { mesh } = made;
     let devices = "np.array(jax.devices())";
     if (order === "interleaved") devices += `.reshape(${processes}, ${Math.floor(mesh.size / processes)}).T`;
@@ -264,7 +272,7 @@ const planning = (() => {
     const lines = [
       "import hostmesh as hm, jax, numpy as np; from jax.sharding import Mesh, PartitionSpec as P",
       `mesh = Mesh(${devices}.reshape(${repr(mesh.sizes)}), ${names})`,
-      `x = hm.to_global(local, mesh, ${specWords(made.axes)})`,
+      `x = hm.to_global(local, mesh, ${specWords(made.axes)})  # ${shapes(made, process)}`,
     ];
     if (Array.isArray(order)) lines.splice(1, 0, `owners = ${listed(mesh.owners)}`);
     return lines;
