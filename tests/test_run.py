@@ -226,6 +226,18 @@ def test_who_reports_an_error_first_is_blamed_though_another_ends_before(tmp_pat
     assert result.exits[0].last_lines == ("my fault",)
 
 
+def test_who_raised_has_the_status_of_that_though_jax_aborts_it_then(tmp_path: Path):
+    program = """
+    if me == 1:
+        Path(os.environ["HOSTMESH_FAILURES"]).write_text("1\\n")
+        os.abort()
+    time.sleep(60)
+    """
+    result, _ = run(tmp_path, program, devices=(1, 1))
+    assert result.first_failure == result.exits[1]
+    assert result.status == result.exits[1].status == 1
+
+
 def test_who_is_killed_is_blamed_though_another_reports_an_error(tmp_path: Path):
     program = """
     if me == 0:

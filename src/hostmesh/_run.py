@@ -32,6 +32,7 @@ GRACE = 5.0
 LINGER = 15.0  # seconds after which it is told that others run while one has ended well
 ABANDONED = 75  # the status of a process that a watchdog has ended
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ABORTED = 128 + signal.SIGABRT  # as JAX ends who has lost the coordinator
 _FORWARDED = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 
 # Holds the other end of a pipe from the launcher. When the launcher dies, by SIGKILL even, the pipe
@@ -195,6 +196,8 @@ def _watch(
     why = ""
     if first is not None:
         done[first] = replace(done[first], stopped=False)
+        if done[first].status == _ABORTED and str(first) in _reported(notes / "failures"):
+            done[first] = replace(done[first], status=1)  # it raised; JAX aborted it on its way out
         if not done[first].killed:
             status = done[first].status or status
         with suppress(OSError):
@@ -221,10 +224,17 @@ def _cause(process: int, status: int, reports: Path) -> int:
     A process that raised reports it, and then takes longer to end than those that lost their
     connection to it. Only a signal that is not JAX's abort has its cause in the process itself.
     """
-    if status <= 128 or status == 128 + signal.SIGABRT:
-        with suppress(OSError):
-            return int((reports.read_text().split() or [process])[0])
+    if status <= 128 or status == _ABORTED:
+        return int((_reported(reports) or [process])[0])
     return process
+
+
+def _reported(reports: Path) -> list[str]:
+    """The processes that raised, in order."""
+    try:
+        return reports.read_text().split()
+    except OSError:
+        return []
 
 
 class _Child:
