@@ -269,13 +269,13 @@ def test_checks_of_shapes_on_the_way_in(public: bool) -> None:
 
     both_named = told(rows if me != 1 else rows[:, :1])
     for words in (
-        "processes 0, 2-3: leaf ['w']: float32[16, 2] by P('x',) on mesh (x=4, y=2) of devices",
-        "of local shape (4, 2); process 1: leaf ['w']: float32[16, 1]",
+        "leaf ['w']: processes 0, 2-3: float32[16, 2] of local shape (4, 2); "
+        "process 1: float32[16, 1] of local shape (4, 1); all: by P('x',) on mesh (x=4, y=2) of devices",
     ):
         assert words in both_named
     assert "int32[16, 2]" in told(rows if me != 1 else rows.astype(np.int32))
     assert "P('y'" in told(rows, P("x") if me != 1 else P("y"))
-    assert "; process 1: leaf ['w']" in told(rows, mesh=mesh if me != 1 else turned)
+    assert "; process 1: on mesh" in told(rows, mesh=mesh if me != 1 else turned)
     assert "PyTreeDef" in told(rows if me != 1 else None)
     # Values are not looked at, also where the spec replicates them.
     hm.to_global(rows + me, mesh, P(), check="shapes")

@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
 from . import _jax, _recipes
-from ._compare import Claim, Item, Name, Subject, digests, require_equal
+from ._compare import CLAUSE, Claim, Item, Name, Subject, digests, require_equal
 from ._coordination import members_of, telling
 from ._errors import SpecError, build
 from ._kinds import Kind
@@ -162,7 +162,14 @@ def check_global(
         shown: list[tuple[str, str]] = []
         for number, (leaf, array) in enumerate(zip(matched.leaves, arrays, strict=True)):
             line = f"{name_of(number)}: {layout_in_words(array)}"
-            shown.append((line, f"{line}, of local shape {np.shape(leaf)}"))
+            named = _named(array)
+            clauses = (
+                f"{name_of(number)}:",
+                f"{array.dtype}{list(array.shape)} of local shape {np.shape(leaf)}",
+                f"by {named.spec}",
+                f"on {_mesh_in_words(_recipes.mesh_of(named))}",
+            )
+            shown.append((line, CLAUSE.join(clauses)))
         return [*shown, (str(structure), str(structure)[:300])]
 
     def subject(name: Name) -> Subject:

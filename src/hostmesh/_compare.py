@@ -30,6 +30,7 @@ from ._verdict import groups, name_processes
 
 # Values are read, and where they differ sent, in blocks of this many bytes.
 BLOCK = 2**20
+CLAUSE = "\t"  # parts the clauses of a line
 # Of so many things that differ an error says what differs; it names the others.
 _DETAILED = 5
 _MODULUS = 2**128
@@ -63,7 +64,8 @@ class Claim:
     Attributes:
       items: what this process holds.
       layout: what must be the same before values can be compared, such as structure and shapes.
-      lines: the same in words for an error, line by line: what is compared, and what is shown.
+      lines: the same in words for an error, line by line: what is compared, and what is shown, of
+        one or more clauses that `CLAUSE` parts: first what it is about, then what may differ.
       subject: any process's item in words.
       nan: "bits", or how NaNs compare where floats are compared by value: "equal" or "unequal".
     """
@@ -167,10 +169,32 @@ def _other_layout(name: str, claim: Claim, agreed: Agreement) -> DivergenceError
     return build(
         DivergenceError,
         where=f"{name} at {agreed.site} on process {jax.process_index()}",
-        given="; ".join(f"{name_processes(who)}: {text.decode()}" for text, who in layouts.items()),
+        given=_side_by_side({text.decode(): who for text, who in layouts.items()}),
         rule="structure, dtypes, shapes and layout are the same on all processes",
-        advice="find out why the processes named differ: other data, other branches, other code",
+        advice="give these processes the same there: look at what each has read, and by which branch",
     )
+
+
+def _side_by_side(texts: Mapping[str, Sequence[int]]) -> str:
+    """Which processes have which text. Clauses that all have are said once.
+
+    >>> _side_by_side(
+    ...     {"leaf x:\\tfloat32[4]\\tby P('x')": [0, 2], "leaf x:\\tint8[4]\\tby P('x')": [1]}
+    ... )
+    "leaf x: processes 0, 2: float32[4]; process 1: int8[4]; all: by P('x')"
+    """
+    parts = [text.split(CLAUSE) for text in texts]
+    head, same, differ = "", [], [[" ".join(clauses) for clauses in parts]]
+    if len(texts) > 1 and len(set(map(len, parts))) == len({own[0] for own in parts}) == 1:
+        head = f"{parts[0][0]} "
+        columns = list(zip(*parts, strict=True))[1:]
+        same = [column[0] for column in columns if len(set(column)) == 1]
+        differ = [column for column in columns if len(set(column)) > 1]
+    own = (" ".join(clauses) for clauses in zip(*differ, strict=True))
+    told = "; ".join(
+        f"{name_processes(who)}: {text}" for who, text in zip(texts.values(), own, strict=True)
+    )
+    return f"{head}{told}" + f"; all: {' '.join(same)}" * bool(same)
 
 
 def _other_values(

@@ -105,7 +105,7 @@ def _state(one: Seen, limits: Limits, awaited: bool) -> State:
     beat = one.beat
     if one.compiles and one.age <= limits.compiling:
         return "compiles"
-    is_late = one.age > limits.timeout and (beat.marks > 0 or awaited)
+    is_late = _late(one, limits) and (beat.marks > 0 or awaited)
     if one.quiet > limits.silence and (is_late or one.quiet > limits.lost):
         return "silent"
     if beat.phase == "ended":
@@ -115,6 +115,13 @@ def _state(one: Seen, limits: Limits, awaited: bool) -> State:
     if beat.phase == "compiles":
         return "compiles" if one.age <= limits.compiling else "stuck"
     return "waits" if _is_waiting(one) else "stuck"
+
+
+def _late(one: Seen, limits: Limits) -> bool:
+    """Whether it has made no progress within the time-out. One that makes no more beats may have
+    made some since the last: the age that this told does not count on then."""
+    age = max(one.beat.age, one.quiet) if one.quiet > limits.silence else one.age
+    return age > limits.timeout
 
 
 def _may_be_stuck(here: Sequence[Seen], limits: Limits) -> list[Seen]:
@@ -154,7 +161,7 @@ def _hindmost(stuck: Sequence[Seen], here: Sequence[Seen], limits: Limits) -> li
         may = busy
     else:
         may = _minority(may, lambda one: one.beat.place)
-    return [one for one in may if one.age > limits.timeout]
+    return [one for one in may if _late(one, limits)]
 
 
 def _odd_ones(waiting: Sequence[Seen]) -> list[Seen]:
