@@ -47,5 +47,6 @@ CLAIMS = (
         peer="JAX",
         bar=100,
         bounds=("bytes, one copy",),
+        why="the bytes and one copy, the bound, take most of the time: 100 times is out of their reach",
     ),
 )

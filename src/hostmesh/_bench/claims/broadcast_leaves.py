@@ -50,5 +50,6 @@ CLAIMS = (
         peer="JAX",
         bar=60,
         bounds=("bytes, one copy",),
+        why="the bytes and one copy, the bound, take half of the time; the agreement takes the rest",
     ),
 )
