@@ -14,7 +14,7 @@ def table(results: Sequence[Result]) -> Table:
     """A row for each claim, and below it one for each bound: what no way can do without."""
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     drawn.add_column("claim", no_wrap=True)
-    drawn.add_column("peer")  # in two lines, where there is no room
+    drawn.add_column("peer", overflow="fold")  # in two lines, where there is no room
     for heading in ("takes", "ours", "ratio", "10..90 %", "bar"):
         drawn.add_column(heading, justify="right", no_wrap=True)
     drawn.add_column("", no_wrap=True)
