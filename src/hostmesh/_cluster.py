@@ -25,6 +25,9 @@ NOTES = "HOSTMESH_NOTES"  # a folder that a launcher shares with its processes, 
 ENDED = "ended"  # numbers of the processes that the launcher ends
 WHY = "why"  # whom a watchdog found behind, that ended its process for it
 
+# The status of a process that a watchdog has ended: EX_TEMPFAIL, "try again".
+ABANDONED = 75
+
 
 def is_asked_for(variable: str) -> bool:
     """Whether a variable of the environment is there, and neither empty nor 0."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from . import _hosts
-from ._cluster import ENDED, FAILURES, NOTES, WHY, members
+from ._cluster import ABANDONED, ENDED, FAILURES, NOTES, WHY, members
 from ._lines import Printer
 from ._outcome import TIMED_OUT, Exit, Result
 from ._verdict import name_processes
@@ -30,7 +30,6 @@ from ._verdict import name_processes
 # Seconds from the request to end (SIGTERM, or the forwarded signal) to SIGKILL, by default.
 GRACE = 5.0
 LINGER = 15.0  # seconds after which it is told that others run while one has ended well
-ABANDONED = 75  # the status of a process that a watchdog has ended
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ABORTED = 128 + signal.SIGABRT  # as JAX ends who has lost the coordinator
 _FORWARDED = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)

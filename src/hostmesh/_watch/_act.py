@@ -11,10 +11,8 @@ import threading
 from types import FrameType
 from typing import Any
 
-from .._cluster import NOTES, WHY
+from .._cluster import ABANDONED, NOTES, WHY
 
-# The status of a process that a watchdog has ended: EX_TEMPFAIL, "try again".
-STATUS = 75
 # Ignored where nobody asks for it, and used by hardly anybody: who sends it by mistake does no harm.
 _SIGNAL = getattr(signal, "SIGURG", None)
 
@@ -87,7 +85,7 @@ def note_why(text: str) -> None:
 
 
 def end_process() -> None:
-    """Ends this process at once, with `STATUS`: nothing that hangs can keep it."""
+    """Ends this process at once, with `ABANDONED`: nothing that hangs can keep it."""
     with contextlib.suppress(Exception):
         sys.stdout.flush()
-    os._exit(STATUS)
+    os._exit(ABANDONED)

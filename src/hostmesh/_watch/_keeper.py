@@ -9,6 +9,7 @@ import contextlib
 import threading
 import time
 
+from .._cluster import ABANDONED
 from .._errors import StragglerError, build
 from . import _act, _files, _report, _signal, _witness
 from ._beat import Beat
@@ -167,7 +168,7 @@ class Keeper:
             return
         self._acted, self._why = time.monotonic(), text
         if self._action == "exit":
-            self._say(f"hostmesh: watchdog: process {self._process} exits with {_act.STATUS}\n")
+            self._say(f"hostmesh: watchdog: process {self._process} exits with {ABANDONED}\n")
             self._end()
         self.interrupter.interrupt(self.sampler.thread, self._error(text, beat))
 
@@ -182,7 +183,7 @@ class Keeper:
             if self.interrupter.taken and not (self.post.summary and self.post.summary.act):
                 self._acted = 0.0  # the program took it, and goes on
             return
-        self._say(f"hostmesh: watchdog: process {self._process} exits with {_act.STATUS}: {why}\n")
+        self._say(f"hostmesh: watchdog: process {self._process} exits with {ABANDONED}: {why}\n")
         self._end()
 
     def _end(self) -> None:

@@ -12,9 +12,9 @@ from dataclasses import astuple, dataclass, replace
 
 import msgpack
 
+from .._cluster import ABANDONED
 from .._verdict import name_processes
 from . import _merge, _missed, _report, _stacks
-from ._act import STATUS
 from ._beat import Beat, pack
 from ._judge import Judgement, Limits, Seen, judge
 
@@ -207,7 +207,7 @@ class Leader:
         known.text = _report.headline(seen, known.judged, found, self._limits.timeout)
         outcome = {
             "raise": "StragglerError is now raised in all processes",
-            "exit": f"all processes now exit with status {STATUS}",
+            "exit": f"all processes now exit with status {ABANDONED}",
         }
         told = outcome.get(self._action, "") if known.acts else ""
         text = _report.report(seen, known.judged, found, self._limits.timeout, told)
