@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,13 @@ FILES = sorted(path for path in HERE.glob("*.py") if not path.stem.startswith("_
 def run(path: Path, *arguments: str) -> str:
     command = [sys.executable, str(path), *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=120, cwd=HERE.parent
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        cwd=HERE.parent,
+        env={**os.environ, "COLUMNS": "120"},  # where lines fold depends on the times themselves
     ).stdout
 
 
