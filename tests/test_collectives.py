@@ -415,7 +415,7 @@ def test_a_long_collective_shows_how_far_it_is(
 def test_the_thread_guard_is_respected() -> None:
     """Who holds it moves bytes; on another thread it is an error that all are told of."""
     me = jax.process_index()
-    value = np.arange(1000.0)
+    value = np.arange(10_000.0)
     outcomes: list[Any] = []
 
     def elsewhere() -> None:
@@ -433,16 +433,16 @@ def test_the_thread_guard_is_respected() -> None:
         thread.join()
         return list(outcomes)
 
-    assert on_a_thread() == [(4, 1000), True]
+    assert on_a_thread() == [(4, 10_000), True]
     guard = jax.thread_guard(True) if me == 1 else contextlib.nullcontext()
     with guard:
-        assert hm.allgather(value).shape == (4, 1000)  # this thread holds it
+        assert hm.allgather(value).shape == (4, 10_000)  # this thread holds it
         error, decided = on_a_thread()
         assert decided is True
         assert isinstance(error, hm.SpecError if me == 1 else hm.ClusterError)
         for part in ("process 1", "jax.thread_guard", "only the thread that holds the guard may"):
             assert part in str(error)
-    assert on_a_thread() == [(4, 1000), True]
+    assert on_a_thread() == [(4, 10_000), True]
 
 
 @pytest.mark.multiprocess(env={"HOSTMESH_PUBLIC_API": "1"})
