@@ -23,13 +23,16 @@ import hostmesh
 from hostmesh import ClusterError
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-def meet():
+def begin_to_meet():
     mesh = Mesh(np.array(jax.devices()), ("x",))
     count = len(jax.devices())
     ones = jax.make_array_from_callback(
         (count,), NamedSharding(mesh, P("x")), lambda _: np.ones(1, np.float32)
     )
-    return float(jax.jit(lambda a: a.sum(), out_shardings=NamedSharding(mesh, P()))(ones))
+    return jax.jit(lambda a: a.sum(), out_shardings=NamedSharding(mesh, P()))(ones)
+
+def meet():
+    return float(begin_to_meet())
 """
 
 LAUNCHERS = (
@@ -126,6 +129,26 @@ def test_who_raises_is_named_by_the_others_and_nobody_hangs(
     )
     says = [line for line in output.splitlines() if text in line]
     assert sorted(says) == [f"[{p}] {text}" for p in range(3) if p != guilty]
+
+
+@pytest.mark.private_names
+def test_who_raises_does_not_wait_for_its_own_collective(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """JAX's client would, as it is destroyed: for ever, where another process never comes."""
+    monkeypatch.setattr(_run, "GRACE", 3.0)
+    program = """
+    process = hostmesh.initialize().process
+    meet()
+    if process == 1:
+        time.sleep(60)  # and its end would end the wait
+    total = begin_to_meet()
+    raise ValueError("bad luck")
+    """
+    result, _ = cluster(tmp_path, program, devices=(2, 2))  # with one, dispatch itself waits
+    assert result.first_failure == result.exits[0]
+    assert result.exits[0].status == 1
+    assert result.exits[1].status > 128, "process 1 was not waited for"
 
 
 @pytest.mark.private_names

@@ -238,11 +238,13 @@ def backends_started() -> bool:
 def abandon_runtime() -> None:
     """Keeps JAX from its own shutdown at exit, which waits for all processes to do the same.
 
-    The objects outlive the interpreter, as their destructors wait, too. Without private names it
-    does nothing, and JAX's time-out for the shutdown is the bound.
+    The objects outlive the interpreter, as their destructors wait, too: those of the backend for
+    programs that run, of which a collective may never end. Without private names it does nothing,
+    and JAX's time-out for the shutdown is the bound.
     """
     if _runtime is not None:
-        kept = (_runtime.client, _runtime.service, _runtime.preemption_sync_manager)
+        backends = [device.client for device in jax.local_devices()] if backends_started() else []
+        kept = (_runtime.client, _runtime.service, _runtime.preemption_sync_manager, backends)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         _runtime.client = _runtime.service = _runtime.preemption_sync_manager = None
 
