@@ -301,9 +301,8 @@ def _lines(planned: Plan, facts: dict[str, Any]) -> list[str]:
     if len(shapes) > _SHOWN:
         lines.append(f"And {len(shapes) - _SHOWN:,} more shapes.")
     if facts["process"] is None:
-        lines.append(
-            f"--process {min(facts['process_indices'])} shows which part of the array it passes."
-        )
+        first = min(facts["process_indices"])
+        lines.append(f"--process {first} shows which part of the array process {first} passes.")
     held = list(sharing([(group["processes"], group["chunks"]) for group in groups]))
     lines += held[:_SHOWN]
     if len(held) > _SHOWN:
