@@ -1,13 +1,31 @@
-"""A page in Chromium, as tests read it and act on it."""
+"""The page in Chromium, as tests read it and act on it.
+
+Each module of tests takes `browser` and `page` over as its own fixtures.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from safetensors.numpy import save_file
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
+
+from hostmesh import _cli
+
+BASE = ["plan", "--mesh", "data=4,model=2", "--processes", "4", "--order", "interleaved"]
+BASE += ["--shape", "64,128", "--process", "2"]
 
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
 
@@ -77,3 +95,54 @@ class Page:
             [cell.text for cell in row.find_elements(By.TAG_NAME, "td")]
             for row in self.all(f"#{figure} tbody tr")
         ]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium and its driver from PATH, never a download of them."""
+    programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
+    if None in programs:
+        if os.environ.get("CI"):
+            pytest.fail("chromium and chromium-driver are needed in CI")
+        pytest.skip("no chromium, or no chromedriver, on PATH")
+    driver = start(*programs)
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+def write_page(path: Path, spec: str) -> str:
+    result = CliRunner().invoke(_cli.main, [*BASE, "--spec", spec, "--html", str(path)])
+    assert result.exit_code == 0, result.output
+    return path.as_uri()
+
+
+@pytest.fixture
+def page(browser: Any, tmp_path: Path) -> Iterator[Page]:
+    """Opened from a file; nothing was asked of any network, and no script failed, when it ends."""
+    url = write_page(tmp_path / "out.html", "data,None")
+    opened = Page(browser, url)
+    yield opened
+    complaints = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+    assert not complaints
+    asked = set()
+    for line in browser.get_log("performance"):
+        message = json.loads(line["message"])["message"]
+        if message["method"] == "Network.requestWillBeSent":
+            asked.add(message["params"]["request"]["url"].partition("#")[0])
+    assert url in asked, "requests are not seen at all"
+    assert {address for address in asked if not address.startswith(("data:", "about:"))} == {url}
+
+
+def model_file(path: Path) -> dict[str, tuple[int, ...]]:
+    tensors = {
+        f"layer.{i}.{part}": np.zeros(shape, kind)
+        for i in range(150)
+        for part, shape, kind in (
+            ("weight", (8, 16), ml_dtypes.bfloat16),
+            ("bias", (6,), np.float32),
+        )
+    }
+    save_file(tensors, path)
+    return {name: value.shape for name, value in tensors.items()}

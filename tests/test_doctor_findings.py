@@ -361,7 +361,7 @@ def test_figures_that_a_busy_machine_gives_are_no_findings() -> None:
             {"data": 8},
             [0, 1, 2, 3] * 2,
             "warning",
-            "refuse the mesh data=8: the devices of processes 0-3 are no contiguous subcube",
+            "refuse the mesh data=8: the devices of processes 0-3 do not form one rectangle",
         ),
         (
             {"model": 2, "data": 4},

@@ -116,7 +116,7 @@ def check(layout: oracle.Layout, plan: hm.Plan, process: int) -> None:
 
 
 @settings(
-    max_examples=2000,
+    max_examples=3000,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     database=None,

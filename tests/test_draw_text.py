@@ -22,18 +22,24 @@ def parsed(section: str, rank: int) -> Cells:
     leading: list[str] = []
     columns: list[str] = []
     row, before = "", ""
+    joined: list[str] = []  # what stands in each column since the last rule
     for line in section.splitlines():
         if line.endswith(":") and "│" not in line:
             leading = [part.partition(") ")[2] or part.split(" ", 2)[-1] for part in split(line)]
         if "┌" in line:
             columns = re.findall(r"\d+(?::\d+)?(?: → \d+:\d+| \(all\))?", before.rpartition("↓")[2])
+        if line.strip()[:1] in {"┌", "├", "└"}:
+            for words in filter(None, joined):
+                assert re.fullmatch(r"░+|p\d+ d\d+(=(p\d+ )?d\d+)*", words), "copies are not joined"
+            joined = [""] * (1 + sum(map(line.count, "┬┼")))
         if "│" in line:
             label, *cells = line.split("│")[:-1]
             row = label.strip() or row
             for c, cell in enumerate(cells):
                 at = (*leading, row, *columns[c : c + 1])
                 held = found.setdefault(at[len(at) - rank :] if rank else (), set())
-                for words in re.findall(r"p\d+(?: d\d+)+", cell):
+                joined[c] += cell.strip(" *")
+                for words in re.findall(r"p\d+ d\d+(?:=d\d+)*", cell):
                     process, *devices = map(int, re.findall(r"\d+", words))
                     held |= {(process, device) for device in devices}
         before = line

@@ -34,8 +34,16 @@ def test_an_interleaved_mesh() -> None:
         "form one rectangle of the mesh; here p0 has d0 and d4, with a gap. hostmesh takes it.",
         "x = hm.to_global(local, mesh, P('data'))  # local.shape == (32, 128), x.shape == (64, 128)",
     ):
-        assert words in result.output
-    assert max(len(line) for line in result.output.split("Each of")[0].splitlines()) <= 80
+        assert " ".join(words.split()) in " ".join(result.output.split())
+    picture_and_words, _, code = result.output.rpartition("\n\n")
+    assert max(map(len, picture_and_words.splitlines())) <= 80
+    assert code.startswith("import hostmesh as hm")
+
+
+def test_where_no_process_is_given_it_says_how_to_see_one() -> None:
+    said = "\n--process 0 shows which part of the array process 0 passes.\n"
+    assert said in planned().output
+    assert "shows which part" not in planned(process="1").output
 
 
 def test_numbers_for_programs(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from rich.console import Console
 
 import hostmesh as hm
 import meshes
+import oracle
 from hostmesh import _cli, _plan_load, _plan_model, _plan_rules
 from hostmesh._plan_command import parse_spec
 from hostmesh._storage import _explain
@@ -214,25 +215,48 @@ def test_the_bill_is_the_loader_s(model: Path, kind: str, replicas: Any) -> None
     for process in topology.processes:
         load, bill = loads_of(items, process), _plan_load.bill(tensors, topology, None)
         assert (load.own, load.share) == (bill.own[process], bill.share[process])
-    # What is sent, and over which links, by the parts of each chunk.
+    # What is sent, and over which links.
+    pairs = sent_by_element(items, found, [tensor.plan.axes for tensor in tensors if tensor.plan])
     hosts = [0, 0, 1, 1]
-    sent, near = [0] * 4, 0
-    for item in items:
-        for chunk in {c for p in topology.processes for c in item.plan.chunks(p)}:
-            for reader, box in item.parts(chunk):
-                size = int(np.prod([b - a for a, b in box])) * item.stored_itemsize
-                for holder in item.plan.holders(chunk):
-                    sent[reader] += size * (holder != reader)
-                    near += size * (holder != reader and hosts[holder] == hosts[reader])
     facts = _plan_load.facts(tensors, topology, hosts, "once", str(model))
-    assert [row["sends"] for row in facts["processes"]] == sent
+    assert facts["received_from"] == {to: pairs[:, to].tolist() for to in range(4)}
+    assert [row["sends"] for row in facts["processes"]] == pairs.sum(1).tolist()
+    assert [row["receives"] for row in facts["processes"]] == pairs.sum(0).tolist()
+    between = pairs.reshape(2, 2, 2, 2).sum((1, 3))
+    assert facts["hosts_received_from"] == {to: between[:, to].tolist() for to in range(2)}
     assert facts["links"] == {
-        "between_processes_of_a_host": near,
-        "between_hosts": sum(sent) - near,
+        "between_processes_of_a_host": np.trace(between),
+        "between_hosts": between.sum() - np.trace(between),
     }
+    unsent = _plan_load.facts(tensors, topology, hosts, "read", str(model))
+    assert not np.any(list(unsent["received_from"].values()))
     assert [host["reads"] for host in facts["hosts"]] == [
         sum(row["reads"] for row in facts["processes"][i : i + 2]) for i in (0, 2)
     ]
+
+
+def sent_by_element(
+    items: list[Item], kind: meshes.Kind, cuts: list[tuple[tuple[str, ...], ...]]
+) -> np.ndarray:
+    """Bytes from each process (row) to each (column): an element travels from whom it is read by
+    to all others on whose devices the brute-force oracle puts it."""
+    pairs = np.zeros((4, 4), np.int64)
+    for item, cut in zip(items, cuts, strict=True):
+        layout, shape = oracle.Layout(kind.axes, kind.owners, cut), item.plan.global_shape
+        held, reader = np.zeros((4, *shape), bool), np.full(shape, -1)
+        for _, at in layout.devices():
+            layout.piece(held[layout.owners[at], ...], at)[...] = True
+        for chunk in {c for p in range(4) for c in item.plan.chunks(p)}:
+            for process, box in item.parts(chunk):
+                place = tuple(slice(a, b) for a, b in box)
+                assert (reader[place] == -1).all()
+                reader[place] = process
+        for process in range(4):
+            pairs[process] += (held & (reader == process)).sum(
+                axis=tuple(range(1, held.ndim))
+            ) * item.stored_itemsize
+    np.fill_diagonal(pairs, 0)
+    return pairs
 
 
 @pytest.mark.multiprocess(processes=4, devices=2)
@@ -267,6 +291,11 @@ def test_the_bill_in_words(model: Path) -> None:
         r"Sent: [\d,]+ between processes of a host, [\d,]+ between hosts", result.output
     )
     assert f"Read in all: {STORED:,};" in result.output
+    assert re.search(
+        r"From process \(row\) to process.*:\n +to 0 +to 1 +to 2 +to 3\n +from 0 +0 ", result.output
+    )
+    assert re.search(r"From host \(row\) to host .*:\n +to 0 +to 1\n +from 0 +[1-9]", result.output)
+    assert "From process" not in told(model, "load", hosts="2", replicas="read").output
 
 
 def test_a_model_of_a_real_package(tmp_path: Path) -> None:
@@ -292,10 +321,12 @@ def test_a_model_on_thousands_of_devices(model: Path) -> None:
     rules = model.with_name("wide.toml")
     rules.write_text('"layer.1.*" = "None,data"\n"*" = ""\n')
     changes = {"mesh": "data=1024,model=8", "processes": "1024", "rules": str(rules)}
-    result = told(model, "load", hosts="128", **changes)
+    result = told(model, "load", hosts="128", replicas="once", **changes)
     assert result.exit_code == 0, result.output
     assert "1,016 more" in result.output
-    assert len(result.output.splitlines()) < 40
+    assert "and 1,019 more columns" in result.output
+    assert "and 123 more columns" in result.output
+    assert len(result.output.splitlines()) < 60
     assert told(model, "file", **changes).exit_code == 0
 
 

@@ -152,7 +152,7 @@ def to_local(
 
     Returns:
       The pytree with a host-local value for each leaf: a `jax.Array` sharded over this process's
-      devices (by the spec on `mesh.local_mesh` where the process's devices are a subcube), or a
+      devices (by the spec on `mesh.local_mesh` where these form one rectangle of the mesh), or a
       NumPy array. A process without devices in the mesh gets a `jax.ShapeDtypeStruct` of the
       global shape.
 

@@ -2,8 +2,8 @@
 
 Dimension i of a global array is cut in n_i chunks. Process p holds the chunk numbers C_i along
 dimension i, and its host-local value is those chunks side by side, so that
-L_i = |C_i| * G_i / n_i. This holds on any mesh; where each process's devices form a contiguous
-subcube it is JAX's rule.
+L_i = |C_i| * G_i / n_i. This holds on any mesh; where each process's devices form one
+rectangle of the mesh it is JAX's rule.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ class Plan:
         return self._share(process).is_product
 
     def is_subcube(self, process: int | None = None) -> bool:
-        """Whether JAX's own functions take this process's devices: a contiguous subcube."""
+        """Whether JAX's own functions take this process's devices: they form one rectangle of
+        the mesh, in JAX's words a contiguous subcube."""
         return self.topology.is_subcube(self._process(process))
 
     def global_index(self, chunk: Chunk) -> Index:

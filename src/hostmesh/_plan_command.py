@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import click
@@ -121,7 +122,8 @@ def command(
     ascii_only = plain or not (sys.stdout.encoding or "").lower().startswith("utf")
     picture = text(planned, console.width, name=str(kind), ascii_only=ascii_only)
     console.print(picture, soft_wrap=True)
-    console.print("\n" + "\n".join(_lines(planned, facts)), markup=False, soft_wrap=True)
+    said = [part for line in _lines(planned, facts) for part in _wrapped(line, console.width)]
+    console.print("\n".join(["", *said, "", *facts["code"]]), markup=False, soft_wrap=True)
 
 
 def parse_spec(words: str) -> tuple[str | tuple[str, ...] | None, ...]:
@@ -298,6 +300,9 @@ def _lines(planned: Plan, facts: dict[str, Any]) -> list[str]:
     lines = [passing(shape, who) for shape, who in list(shapes.items())[:_SHOWN]]
     if len(shapes) > _SHOWN:
         lines.append(f"And {len(shapes) - _SHOWN:,} more shapes.")
+    if facts["process"] is None:
+        first = min(facts["process_indices"])
+        lines.append(f"--process {first} shows which part of the array process {first} passes.")
     held = list(sharing([(group["processes"], group["chunks"]) for group in groups]))
     lines += held[:_SHOWN]
     if len(held) > _SHOWN:
@@ -309,7 +314,9 @@ def _lines(planned: Plan, facts: dict[str, Any]) -> list[str]:
         f"Bytes: {size['device']:,} on each device, {size['process']:,} on"
         f" {'each ' if who == 'process' else ''}{who}, {on_all(planned, size['device'])}.",
         f"{JAX} {jax_words(planned.topology)}",
-        "",
-        *facts["code"],
     ]
     return lines
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    return wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

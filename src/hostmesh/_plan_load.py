@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from . import _plan_links
 from ._config import config
 from ._draw._words import counted
 from ._plan import Plan
@@ -29,12 +30,29 @@ _SHOWN = 8
 
 
 @dataclass(frozen=True)
+class Held:
+    """The chunks of one layout: a row for each, a column for each process that holds it.
+
+    `held` tells holders from what fills up a row. `turns` says who begins where a chunk is read by
+    one of its holders, `near` how many other holders are on the holder's host. `read` is what each
+    holder reads of a chunk where each byte is read once, and then sends to every other holder.
+    """
+
+    holders: Numbers
+    held: npt.NDArray[np.bool_]
+    turns: Numbers
+    near: Numbers
+    read: Numbers
+
+
+@dataclass(frozen=True)
 class Bill:
     """Bytes by process number: of what is stored, and of what is held of it.
 
     `own` is what a process would read where each reads its chunks, `share` where each chunk is read
     by one of its holders; `near` and `far` is what it sends on then, to processes of its host and
     to others. `devices` is what its devices hold at the end, `staging` host memory on the way.
+    `layouts` tell who sends to whom: see `received`.
     """
 
     own: Numbers
@@ -43,6 +61,7 @@ class Bill:
     far: Numbers
     devices: Numbers
     staging: Numbers
+    layouts: tuple[Held, ...]
 
 
 def bill(tensors: Sequence[Tensor], topology: Topology, host_of: Sequence[int] | None) -> Bill:
@@ -51,62 +70,78 @@ def bill(tensors: Sequence[Tensor], topology: Topology, host_of: Sequence[int] |
     own, share, near, far, devices, result = (np.zeros(number, np.int64) for _ in range(6))
     count = np.bincount(topology.process_indices.ravel(), minlength=number)
     hosts = np.arange(number) if host_of is None else np.asarray(host_of)
-    known: dict[object, Any] = {}
+    known: dict[object, Held] = {}
     widest = 0
     for index, tensor in enumerate(tensors):
         if (made := tensor.plan) is None:
             continue
         if made.axes not in known:
             known[made.axes] = _holding(made, hosts)
-        holders, held, turns, same = known[made.axes]
+        layout = known[made.axes]
         native = tensor.native.itemsize
         size = math.prod(made.shard_shape)
-        chunks = np.bincount(holders[held], minlength=number)
+        chunks = np.bincount(layout.holders[layout.held], minlength=number)
         own += chunks * size * tensor.dtype.itemsize
         result += chunks * size * native
         devices += count * size * native
         most = min(topology.most_devices, math.prod(made.chunk_counts))
         widest = max(widest, most * size * native)
-        for several in np.unique(held.sum(1)).tolist():
-            of = held.sum(1) == several
-            for rank, nbytes in _parts(made, several, tensor.dtype.itemsize, index):
-                column = (index + turns[of]) % several if rank is None else rank
-                reader = np.take_along_axis(holders[of], _as_column(column, of), 1)[:, 0]
-                beside = np.take_along_axis(same[of], _as_column(column, of), 1)[:, 0]
-                np.add.at(share, reader, nbytes)
-                np.add.at(near, reader, nbytes * beside)
-                np.add.at(far, reader, nbytes * (several - 1 - beside))
+        holding = layout.held.sum(1)
+        for several in np.unique(holding).tolist():
+            rows = np.flatnonzero(holding == several)
+            for rank, nbytes in _parts(made, several, tensor.dtype.itemsize):
+                column = (index + layout.turns[rows]) % several if rank is None else rank
+                layout.read[rows, column] += nbytes
+    for layout in known.values():
+        readers, read = layout.holders[layout.held], layout.read[layout.held]
+        others = np.broadcast_to(layout.held.sum(1, keepdims=True) - 1, layout.held.shape)
+        beside = layout.near[layout.held]
+        np.add.at(share, readers, read)
+        np.add.at(near, readers, read * beside)
+        np.add.at(far, readers, read * (others[layout.held] - beside))
     together = 1 if host_of is None else int(np.bincount(hosts).max())
     least = max(config.staging_bytes // together, widest)
-    return Bill(own, share, near, far, devices, np.minimum(result, least))
+    staging = np.minimum(result, least)
+    return Bill(own, share, near, far, devices, staging, tuple(known.values()))
 
 
-def _holding(plan: Plan, hosts: Numbers) -> tuple[Numbers, npt.NDArray[np.bool_], Numbers, Numbers]:
-    """For each chunk its holders, which of them count, its turn, and how many share each's host."""
+def received(found: Bill, to: int, group_of: Sequence[int]) -> Numbers:
+    """The bytes that the processes of a group get of each group, where each byte is read once.
+
+    A group is a process, or a host: what processes of a host send each other counts as its own.
+    """
+    groups = np.asarray(group_of)
+    sent = np.zeros(int(groups.max()) + 1, np.int64)
+    for layout in found.layouts:
+        of = groups[layout.holders]
+        here = (of == to) & layout.held
+        times = here.sum(1, keepdims=True) - here  # a reader does not send to itself
+        np.add.at(sent, of[layout.held], (layout.read * times)[layout.held])
+    return sent
+
+
+def _holding(plan: Plan, hosts: Numbers) -> Held:
+    """The chunks of a plan's layout, of which nothing is read yet."""
     holders, count = holders_by_chunk(plan)
     held = np.arange(holders.shape[1])[None, :] < count[:, None]
     turns = np.zeros(plan.chunk_counts, np.int64)
     for number, count_along in enumerate(plan.chunk_counts):
         turns += np.arange(count_along).reshape(-1, *[1] * (turns.ndim - number - 1))
     homes = hosts[holders]
-    same = np.zeros(holders.shape, np.int64)
+    near = np.zeros(holders.shape, np.int64)
     for host in np.unique(homes):
         here = (homes == host) & held
-        same += np.where(here, here.sum(1, keepdims=True) - 1, 0)
-    return holders, held, turns.ravel(), same
+        near += np.where(here, here.sum(1, keepdims=True) - 1, 0)
+    return Held(holders, held, turns.ravel(), near, np.zeros(holders.shape, np.int64))
 
 
-def _parts(plan: Plan, several: int, itemsize: int, turn: int) -> list[tuple[int | None, int]]:
+def _parts(plan: Plan, several: int, itemsize: int) -> list[tuple[int | None, int]]:
     """Who of a chunk's holders reads how many bytes of it; `None` for one of them, by turns."""
     box = tuple((0, size) for size in plan.shard_shape)
     found = shares(box, tuple(range(several)), itemsize, 0)
     if len(found) == 1:
         return [(None, elements(box) * itemsize)]
     return [(rank, elements(part) * itemsize) for rank, part in found]
-
-
-def _as_column(column: Any, of: npt.NDArray[np.bool_]) -> Numbers:
-    return np.broadcast_to(np.asarray(column), (int(of.sum()),))[:, None].astype(np.int64)
 
 
 def facts(
@@ -140,6 +175,11 @@ def facts(
         for host in sorted({host_of[p] for p in processes}):
             mine = [row for row in rows if host_of[row["process"]] == host]
             by_host.append({"host": host, "processes": len(mine), **_summed(mine)})
+
+    def links(groups: Sequence[int], numbers: Sequence[int]) -> dict[int, list[int]]:
+        shown = _plan_links.shown(numbers)
+        return {to: (received(found, to, groups) * once).tolist() for to in shown}
+
     return {
         "file": file,
         "tensors": sum(tensor.plan is not None for tensor in tensors),
@@ -154,6 +194,8 @@ def facts(
             if once
             else 0,
         },
+        "received_from": links(range(len(found.own)), processes),
+        "hosts_received_from": links(host_of, [row["host"] for row in by_host]) if host_of else {},
         "in_all": _summed(rows),
         "read_if_each_reads_its_own": int(found.own.sum()),
         "read_if_each_byte_is_read_once": int(found.share.sum()),
@@ -180,6 +222,11 @@ def lines(found: dict[str, Any]) -> list[str]:
     if found["hosts"]:
         said += ["", *_table("host", found["hosts"])]
     said += ["", "Sent: " + ", ".join(f"{n:,} {k.replace('_', ' ')}" for k, n in links.items())]
+    if any(links.values()):
+        said += _links("process", found["received_from"], len(rows))
+        if found["hosts"]:
+            said += _links("host", found["hosts_received_from"], len(found["hosts"]))
+        said.append("")
     peak = max(rows, key=lambda row: row["on_its_devices"] + row["staging"])
     said += [
         f"Peak on process {peak['process']}: {peak['on_its_devices']:,} on its devices,",
@@ -198,6 +245,12 @@ def lines(found: dict[str, Any]) -> list[str]:
             )
         )
     return said
+
+
+def _links(kind: str, received_from: dict[int, list[int]], count: int) -> list[str]:
+    within = "; a host to itself: between its processes" if kind == "host" else ""
+    head = f"From {kind} (row) to {kind} (column){within}:"
+    return ["", head, *_plan_links.table(received_from, count)]
 
 
 def _table(kind: str, rows: Sequence[dict[str, int]]) -> list[str]:

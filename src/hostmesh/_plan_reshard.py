@@ -7,14 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from . import _transfers
+from . import _plan_links, _transfers
 from ._collective_rules import Route, route
-from ._draw._words import counted, spec_in_words
+from ._draw._words import spec_in_words
 from ._errors import SpecError, build
 from ._plan import Plan
-
-# So many processes have a column of their own; of larger meshes the first ones do.
-_COLUMNS, _LEFT = 6, 80
 
 
 def two_specs(words: str) -> tuple[str, str]:
@@ -58,8 +55,10 @@ def facts(old: Plan, new: Plan, dtype: np.dtype[Any], host_of: list[int] | None)
     """The numbers of a reshard, in bytes."""
     size, processes = dtype.itemsize, old.topology.processes
     needs, way = _transfers.needs(old, new, host_of), route(old, new)
-    shown = processes if len(processes) <= _COLUMNS else (*processes[: _COLUMNS - 2], processes[-1])
-    table = {to: (_transfers.received(old, new, to) * size).tolist() for to in shown}
+    table = {
+        to: (_transfers.received(old, new, to) * size).tolist()
+        for to in _plan_links.shown(processes)
+    }
     return {
         **old.topology.to_dict(),
         "dtype": str(dtype),
@@ -131,37 +130,12 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 def _table(found: dict[str, Any]) -> list[str]:
     """Who sends to whom: a row for each sender and a column for each receiver."""
-    processes = sorted(set(found["process_indices"]))
-    sent, received = found["sent_between_processes"], found["received_from"]
+    sent = found["sent_between_processes"]
     if not sent:
         return ["Processes send each other nothing."]
-    columns = list(received)
-    head = "Bytes from process (row) to process (column), each piece once to a process"
-    names = [f"to {p}" for p in columns]
-    body = [[f"from {p}", *(f"{received[to][p]:,}" for to in columns)] for p in columns]
-    if len(columns) < len(processes):
-        others = [sum(received[to]) - sum(received[to][p] for p in columns) for to in columns]
-        body.append(["from others", *(f"{size:,}" for size in others)])
-    body.append(["in all", *(f"{sum(received[to]):,}" for to in columns)])
-    rows = [["", *names], *body]
-    while (
-        columns and sum(max(len(row[k]) for row in rows) + 2 for k in range(len(rows[0]))) > _LEFT
-    ):
-        rows = [row[:-1] for row in rows]
-    shown = len(rows[0]) - 1
-    widths = [max(len(row[k]) for row in rows) for k in range(shown + 1)]
-    drawn = [
-        "  ".join(
-            f"{cell:<{w}}" if k == 0 else f"{cell:>{w}}"
-            for k, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    more = len(processes) - shown
     return [
-        head + ":",
-        *(f"  {row}".rstrip() for row in drawn),
-        *([f"  and {counted(more, 'more column', 'more columns')}"] if more else []),
+        "Bytes from process (row) to process (column), each piece once to a process:",
+        *_plan_links.table(found["received_from"], len(set(found["process_indices"]))),
         f"  {sent:,} bytes between processes in all",
     ]
 

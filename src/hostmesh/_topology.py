@@ -214,7 +214,7 @@ class Topology:
         return np.stack(np.unravel_index(positions, self.process_indices.shape), axis=1)
 
     def is_subcube(self, process: int) -> bool:
-        """Whether the process's devices are a contiguous subcube: what JAX's own functions need."""
+        """Whether the process's devices form one rectangle of the mesh: what JAX's own functions need."""
         at = self.coordinates(self.positions(process))
         if not len(at):
             return False

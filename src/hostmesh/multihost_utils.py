@@ -1,6 +1,6 @@
 """A drop-in for `jax.experimental.multihost_utils`: its names and signatures.
 
-The functions take any mesh, where JAX's need each process's devices to be a contiguous subcube;
+The functions take any mesh, where JAX's need each process's devices to form one rectangle of it;
 they keep every bit of what they send; and a process that strays is an error with names on all.
 `docs/differences.md` lists where results differ from JAX's.
 """

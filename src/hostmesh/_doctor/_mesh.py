@@ -80,7 +80,7 @@ def findings(
                 "warning",
                 tuple(refused),
                 f"JAX's own functions refuse the mesh {words}: the devices of"
-                f" {name_processes(refused)} are no contiguous subcube of it",
+                f" {name_processes(refused)} do not form one rectangle of it",
                 "use hostmesh's to_global and to_local, which take it; or order the devices with"
                 " mesh_utils.create_hybrid_device_mesh",
             )

@@ -31,7 +31,7 @@ _LADDER = (
 )
 _CHARACTER, _WIDTHS = 7.3, {"n": 6.7, "t": 8.0, "h": 9.4}  # of labels; of prose, by its class
 _STRIP, _SHEET, _GAP = 20, 24, 6  # what is seen of a sheet below others, a sheet, between cells
-_WIDEST, _NARROWEST = 1100, 320  # sections side by side; the notes of one
+_WIDEST, _NARROWEST = 1120, 340  # sections side by side; the notes of one
 _LEGEND, _SPOKEN = 16, 16  # processes in the legend, cells of a section in the alternative text
 
 _LIGHT = (

@@ -22,6 +22,7 @@ _LADDER = [
 ]
 _ASCII = str.maketrans("│─┌┬┐├┼┤└┴┘░→↓", "|-+++++++++/>v")
 _HOLE = "░"
+_EQUAL = "="  # between equal copies, which are as wide with it as with a space
 _MARK = "*"  # takes the place of the space before, so that marked pictures are no wider
 
 
@@ -46,8 +47,12 @@ def _fitted(make: Callable[[Limits], Section], rungs: list[Limits], width: int) 
             break
         section = make(limits)
         lines = list(_body(section))
-    mark = "" if section.marked is None else f"; {_MARK} marks process {section.marked}"
-    head = [Text(section.title, "bold"), *_wrapped(section.note + mark, width)]
+    note = section.note
+    if any(_EQUAL in words for line in lines for words in line.plain.split("│")[1:]):
+        note += f"; {_EQUAL} joins equal copies"
+    if section.marked is not None:
+        note += f"; {_MARK} marks process {section.marked}"
+    head = [Text(section.title, "bold"), *_wrapped(note, width)]
     return Text("\n").join([*head, *lines])
 
 
@@ -63,7 +68,7 @@ def _body(section: Section) -> Iterator[Text]:
 def _panel(panel: Panel, section: Section) -> Iterator[Text]:
     row_name, column_name = section.row_name, section.column_name
     contents = {at: _cell_lines(cell, section.marked) for at, cell in panel.cells.items()}
-    inner = max(len(line.lstrip(_MARK)) for lines in contents.values() for line, _ in lines)
+    inner = max(len(line.strip(_MARK + _EQUAL)) for lines in contents.values() for line, _ in lines)
     widths = [
         max(len(slot.label), 0 if slot.number is None else inner) + 2 for slot in panel.columns
     ]
@@ -99,22 +104,23 @@ def _row(
             if words.startswith(_HOLE):
                 words = _HOLE * (width - 2)
             inner = words if words.startswith(_MARK) else f" {words}"
-            line.append(f"{inner:<{width - 1}} ", style)
+            line.append(f"{inner:<{width}}", style)
         line.append("│")
         yield line
 
 
 def _cell_lines(cell: Cell, marked: int | None) -> list[tuple[str, str]]:
-    """Each line of a cell with its style: a line for every process, as the copies are stacked."""
+    """Each line of a cell with its style: a line for every process, which `=` joins to the next."""
     if cell.hole:
         return [(_HOLE, "dim")]
     lines: list[tuple[str, str]] = []
-    for stack in cell.stacks:
+    for k, stack in enumerate(cell.stacks, 1):
         colour, ink = COLOURS[number_of(stack.process)]
-        places = " ".join(f"d{position}" for position in stack.positions)
+        places = _EQUAL.join(f"d{position}" for position in stack.positions)
         more = f" +{stack.more}" if stack.more else ""
         mark = _MARK if stack.process == marked else ""
-        lines.append((f"{mark}p{stack.process} {places}{more}", f"{ink} on {colour}"))
+        joined = _EQUAL if cell.more or k < len(cell.stacks) else ""
+        lines.append((f"{mark}p{stack.process} {places}{more}{joined}", f"{ink} on {colour}"))
     if cell.more:
         lines.append((f"+{counted(cell.more, 'process', 'processes')}", "dim"))
     return lines

@@ -22,7 +22,7 @@ const files = (() => {
 
   function heading(column, sort) {
     const order = sort.column !== column ? "none" : sort.ascending ? "ascending" : "descending";
-    const sign = el("span", { "aria-hidden": "true" }, { none: "", ascending: " ↑", descending: " ↓" }[order]);
+    const sign = el("span", { "aria-hidden": "true" }, { none: " ↕", ascending: " ↑", descending: " ↓" }[order]);
     return el("th", { scope: "col", "aria-sort": order },
       el("button", { type: "button", class: "sort", "data-sort": column, "data-key": `sort-${column}` }, column, sign));
   }
