@@ -57,6 +57,16 @@ def test_build_shares_devices_out_by_rule() -> None:
     assert hm.Topology.build(AbstractMesh((2, 4), ("x", "y")), processes=4) == block
 
 
+def test_an_order_names_only_processes_that_there_are() -> None:
+    alone = hm.Topology.build({"x": 2}, 1, order=[0, 0])
+    assert alone.process_indices.tolist() == [0, 0]
+    with pytest.raises(hm.SpecError, match="process number 1 with processes=1") as caught:
+        hm.Topology.build({"x": 2}, 1, order=[0, 1])
+    assert "process numbers lie between 0 and 0" in str(caught.value)
+    with pytest.raises(hm.SpecError, match=r"process numbers of shape \(0,\)"):
+        hm.Topology.build({"x": 2}, 1, order=np.zeros(0, int))
+
+
 def test_what_differs_is_not_equal() -> None:
     topology = hm.Topology({"x": 2, "y": 2}, [0, 0, 1, 1])
     assert topology != hm.Topology({"y": 2, "x": 2}, [0, 0, 1, 1])

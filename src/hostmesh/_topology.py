@@ -97,7 +97,7 @@ class Topology:
         devices = math.prod(size for _, size in named)
         if not isinstance(order, str):
             owners = _numbers(order)
-            if owners.size and owners.max(initial=0) >= processes:
+            if (owners >= processes).any():
                 raise _topology_error(
                     f"process number {owners.max()} with processes={processes}",
                     f"process numbers lie between 0 and {processes - 1}",
