@@ -23,7 +23,7 @@ import hostmesh as hm
 from hostmesh import _cli
 from hostmesh._bench import _accelerator, _curves, _record, _run, _script, _table
 from hostmesh._bench._claim import Claim, Race
-from hostmesh._bench._race import Settings
+from hostmesh._bench._race import Settings, run_here
 from hostmesh._bench._result import Result, result
 from hostmesh._bench.claims import ALL, _model
 from hostmesh._errors import ClusterError
@@ -165,6 +165,20 @@ def test_claims_of_one_race_are_raced_once_and_who_is_missing_is_left_out(
     assert asked == [["JAX", "copy", "hostmesh"], ["JAX", "hostmesh"]]
     assert [each.claim.name for each in found] == ["a", "b", "c"]
     assert found[2].peer is None
+
+
+@pytest.mark.parametrize(
+    ("least", "seconds", "calls", "rounds"),
+    [(0, 60.0, 3, 2), (0, 0.0, 1, 1), (1, 0.0, 2, 1), (2, 0.0, 3, 2)],
+)
+def test_a_slow_race_has_the_least_rounds_or_its_warm_one(
+    tmp_path: Path, least: int, seconds: float, calls: int, rounds: int
+) -> None:
+    called: list[int] = []
+    settings = Settings(rounds=2, warm=1, least=least, seconds=seconds)
+    contestants = {"hostmesh": lambda: called.append(0)}
+    times = run_here(lambda folder: contestants.copy(), ["hostmesh"], 1, settings, tmp_path)
+    assert (len(called), len(times["hostmesh"])) == (calls, rounds)
 
 
 def test_a_race_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

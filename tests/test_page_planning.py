@@ -296,6 +296,18 @@ def test_bytes_within_hosts_and_between_them_are_pythons() -> None:
     assert between > 20
 
 
+def tabled(file: bytes, rules: str) -> dict[str, Any]:
+    """What the page is asked for the table of a model's file, on 4 processes."""
+    return {
+        "what": "tabled",
+        "mesh": "data=4,model=2",
+        "processes": 4,
+        "order": "block",
+        "file": base64.b64encode(file).decode(),
+        "rules": rules,
+    }
+
+
 def test_a_models_table_is_sorted_and_filtered_as_the_command_does() -> None:
     choose = random.Random(11)
     kinds = [np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32), np.dtype(np.int8)]
@@ -308,14 +320,7 @@ def test_a_models_table_is_sorted_and_filtered_as_the_command_does() -> None:
     }
     start, header = _format.arrange(tensors, {}, "file")
     whole = start + bytes(header.size - header.data_start)
-    asked = {
-        "what": "tabled",
-        "mesh": "data=4,model=2",
-        "processes": 4,
-        "order": "block",
-        "file": base64.b64encode(whole).decode(),
-        "rules": "*.weight -> data\n* -> None",
-    }
+    asked = tabled(whole, "*.weight -> data\n* -> None")
     topology = hm.Topology.build({"data": 4, "model": 2}, 4)
     planned = _plan_rules.planned(
         list(header.entries.values()), topology, {"*.weight": "data", "*": "None"}, parse_spec
@@ -346,14 +351,7 @@ def test_a_models_table() -> None:
     start, header = _format.arrange(tensors, {"format": "pt"}, "file")
     whole = start + bytes(header.size - header.data_start)
     rules = "layer.3.weight -> None,model\n*.weight -> data,model\nlayer.[!1-4].b?as -> P((data,model)) # all\n"
-    asked = {
-        "what": "tabled",
-        "mesh": "data=4,model=2",
-        "processes": 4,
-        "order": "block",
-        "file": base64.b64encode(whole).decode(),
-        "rules": rules,
-    }
+    asked = tabled(whole, rules)
     [answer, *refused] = answers(
         [
             asked,

@@ -32,6 +32,10 @@ def wait_for(count):
     while len(list(here.glob("*.pid"))) < count:
         time.sleep(0.01)
 
+def report():
+    Path(os.environ["HOSTMESH_FAILURES"]).write_text(f"{me}\\n")
+    (here / "reported.pid").write_text(str(os.getpid()))
+
 note(os.getpid())
 """
 
@@ -211,8 +215,7 @@ def test_the_first_failure_in_time_is_blamed_and_not_those_that_follow(tmp_path:
 def test_who_reports_an_error_first_is_blamed_though_another_ends_before(tmp_path: Path):
     program = """
     if me == 0:
-        Path(os.environ["HOSTMESH_FAILURES"]).write_text("0\\n")
-        (here / "reported.pid").write_text(str(os.getpid()))
+        report()
         time.sleep(1)  # as an interpreter with much to tear down
         print("my fault")
         sys.exit(1)
@@ -229,7 +232,7 @@ def test_who_reports_an_error_first_is_blamed_though_another_ends_before(tmp_pat
 def test_who_raised_has_the_status_of_that_though_jax_aborts_it_then(tmp_path: Path):
     program = """
     if me == 1:
-        Path(os.environ["HOSTMESH_FAILURES"]).write_text("1\\n")
+        report()
         os.abort()
     time.sleep(60)
     """
@@ -241,8 +244,7 @@ def test_who_raised_has_the_status_of_that_though_jax_aborts_it_then(tmp_path: P
 def test_who_is_killed_is_blamed_though_another_reports_an_error(tmp_path: Path):
     program = """
     if me == 0:
-        Path(os.environ["HOSTMESH_FAILURES"]).write_text("0\\n")
-        (here / "reported.pid").write_text(str(os.getpid()))
+        report()
         time.sleep(60)
     wait_for(3)
     os.kill(os.getpid(), signal.SIGSEGV)
@@ -454,8 +456,7 @@ def test_a_watchdog_that_ended_the_processes_has_said_why(tmp_path: Path, status
 def test_the_blamed_one_that_does_not_end_does_not_give_the_status_of_its_killing(tmp_path: Path):
     program = """
     if me == 0:
-        Path(os.environ["HOSTMESH_FAILURES"]).write_text("0\\n")
-        (here / "reported.pid").write_text(str(os.getpid()))
+        report()
         time.sleep(60)
     wait_for(3)
     sys.exit(8)

@@ -57,6 +57,18 @@ def test_build_shares_devices_out_by_rule() -> None:
     assert hm.Topology.build(AbstractMesh((2, 4), ("x", "y")), processes=4) == block
 
 
+def test_an_order_names_only_processes_that_there_are() -> None:
+    alone = hm.Topology.build({"x": 2}, 1, order=[0, 0])
+    assert alone.process_indices.tolist() == [0, 0]
+    for processes in (1, 4):
+        with pytest.raises(hm.SpecError) as caught:
+            hm.Topology.build({"x": 2}, processes, order=[0, processes])
+        assert f"process number {processes} with processes={processes}" in str(caught.value)
+        assert f"process numbers lie between 0 and {processes - 1}" in str(caught.value)
+    with pytest.raises(hm.SpecError, match=r"process numbers of shape \(0,\)"):
+        hm.Topology.build({"x": 2}, 1, order=np.zeros(0, int))
+
+
 def test_what_differs_is_not_equal() -> None:
     topology = hm.Topology({"x": 2, "y": 2}, [0, 0, 1, 1])
     assert topology != hm.Topology({"y": 2, "x": 2}, [0, 0, 1, 1])
@@ -72,6 +84,12 @@ def test_subcubes_of_many_devices() -> None:
     assert large.is_subcube(0)
     assert not large.is_subcube(2)
     assert not hm.Topology.build({"x": 64, "y": 32}, 2, order="interleaved").is_subcube(0)
+
+
+def test_process_numbers_are_of_32_bits() -> None:
+    assert hm.Topology({"x": 1}, [2**31 - 1]).processes == (2**31 - 1,)
+    with pytest.raises(hm.SpecError, match="whole numbers from 0 to 2147483647"):
+        hm.Topology({"x": 1}, [2**31])
 
 
 def test_no_processes_share_nothing_out() -> None:

@@ -97,7 +97,7 @@ class Topology:
         devices = math.prod(size for _, size in named)
         if not isinstance(order, str):
             owners = _numbers(order)
-            if owners.size and owners.max(initial=0) >= processes:
+            if (owners >= processes).any():
                 raise _topology_error(
                     f"process number {owners.max()} with processes={processes}",
                     f"process numbers lie between 0 and {processes - 1}",
@@ -185,7 +185,7 @@ class Topology:
     @functools.cached_property
     def most_devices(self) -> int:
         """How many devices the process with the most of them has in the mesh."""
-        return int(np.unique(self.process_indices, return_counts=True)[1].max(initial=1))
+        return int(np.unique(self.process_indices, return_counts=True)[1].max())
 
     @functools.cached_property
     def _positions(self) -> dict[int, npt.NDArray[np.intp]]:
@@ -225,7 +225,6 @@ class Topology:
             return True
         return (
             isinstance(other, Topology)
-            and self._hash == other._hash
             and self.axes == other.axes
             and np.array_equal(self.process_indices, other.process_indices)
         )
@@ -269,10 +268,7 @@ def _numbers(process_indices: npt.ArrayLike) -> npt.NDArray[np.integer[Any]]:
     except ValueError:  # ragged
         owners = np.asarray(None)
     largest = np.iinfo(np.int32).max
-    if (
-        owners.dtype.kind not in "iu"
-        or not 0 <= owners.min(initial=0) <= owners.max(initial=0) <= largest
-    ):
+    if owners.dtype.kind not in "iu" or (owners < 0).any() or (owners > largest).any():
         raise _topology_error(
             f"process numbers {process_indices!r}"[:200],
             f"they are an array of whole numbers from 0 to {largest}",

@@ -20,7 +20,7 @@ from ._race import Settings
 from ._result import Result
 from ._table import notes, table, times
 
-_QUICK = Settings(rounds=2, warm=1, least=1, seconds=1.0)
+_QUICK = Settings(rounds=2, warm=1, least=0, seconds=1.0)
 
 
 @click.command()
@@ -41,7 +41,11 @@ _QUICK = Settings(rounds=2, warm=1, least=1, seconds=1.0)
 @click.option(
     "--curves", is_flag=True, help="Also over processes, bytes, leaves and devices: minutes more."
 )
-@click.option("--quick", is_flag=True, help="Two rounds: whether all runs, not what it takes.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Two rounds, or one of a slow race: whether all runs, not what it takes.",
+)
 @click.option("--json", "json_file", metavar="FILE", help="Write all figures to a file, as JSON.")
 @click.option(
     "--svg", "svg_folder", metavar="FOLDER", help="Draw the curves, too: a file for each."

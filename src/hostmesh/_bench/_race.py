@@ -28,7 +28,8 @@ _TIMEOUT = 300.0  # seconds, for a race that hangs
 class Settings:
     """How long to race: `rounds` after `warm` ones, but no round begins after `seconds`.
 
-    At least `least` rounds are run, however long they take.
+    At least `least` rounds are run, however long they take. Where that is none, warm rounds that took
+    longer are all there are, and count.
     """
 
     processes: int = 4
@@ -79,11 +80,11 @@ def run_here(
     times: Times = {name: [] for name in runners}
     began = time.perf_counter()
     for number in range(-settings.warm, settings.rounds):
-        if number == 0:
-            began = time.perf_counter()
         late = time.perf_counter() - began > settings.seconds
         if number >= settings.least and hostmesh.same_choice(late):
             break
+        if number == 0:
+            began = time.perf_counter()
         for name in random.Random(number).sample(list(runners), len(runners)):
             multihost_utils.sync_global_devices("round")
             start = time.perf_counter()
@@ -91,8 +92,7 @@ def run_here(
                 result = jax.block_until_ready(runners[name]())
             spent = time.perf_counter() - start
             del result  # pyright: ignore[reportPossiblyUnboundVariable]
-            if number >= 0:
-                times[name].append(spent / calls)
+            times[name].append(spent / calls)
     runners.clear()
     gc.collect()  # arrays of this race are not for the next one to carry
-    return times
+    return {name: own[settings.warm :] or own for name, own in times.items()}

@@ -39,9 +39,7 @@ def table(results: Sequence[Result]) -> Table:
 
 def notes(results: Sequence[Result]) -> list[str]:
     """A line for each claim of which the table does not say all: what was missed, and why."""
-    return [
-        f"{of.claim.name}: {_missed(of)}{of.why}" for of in results if of.why and of.ratio is None
-    ] + [f"{of.claim.name}: {_missed(of)}{of.why}" for of in results if of.holds is False]
+    return [f"{of.claim.name}: {_missed(of)}{of.why}" for of in results if of.why]
 
 
 def verdict(of: Result) -> str:
