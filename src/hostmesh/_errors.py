@@ -50,6 +50,11 @@ class StorageError(HostmeshError, OSError):
     """A file could not be read or written, or is not what its format says."""
 
 
+# A traceback names an error as a program does that catches it.
+for _kind in (HostmeshError, *HostmeshError.__subclasses__()):
+    _kind.__module__ = "hostmesh"
+
+
 ErrorT = TypeVar("ErrorT", bound=HostmeshError)
 
 

@@ -36,6 +36,8 @@ _ALTERING = ("shape", "value")
 class FaultError(RuntimeError):
     """What a process raises where `fault("error", ...)` strikes."""
 
+    __module__ = "hostmesh.testing"  # where it is public
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -108,7 +110,7 @@ def fault(kind: str, process: int, at: str) -> Generator[None]:
     ...     hostmesh.barrier("here")  # raises FaultError on process 0, ClusterError elsewhere
     Traceback (most recent call last):
     ...
-    hostmesh._faults.FaultError: error:0@call=barrier
+    hostmesh.testing.FaultError: error:0@call=barrier
     """
     chosen = Fault.parse(f"{kind}:{process}@{at}")
     before = _moments.fault

@@ -15,6 +15,7 @@ from ._errors import ClusterError, SpecError, build
 class ProcessFailureError(ClusterError):
     """Raised by `live_devices` when processes have failed; `failed_devices` are theirs."""
 
+    __module__ = "hostmesh.multihost_utils"  # where it is public
     failed_devices: frozenset[Any] = frozenset()
 
 
