@@ -575,6 +575,17 @@ def test_progress_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "7 batches, " in shown[0]
 
 
+@pytest.mark.multiprocess(processes=3, devices=1)
+def test_the_first_process_says_what_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    me = jax.process_index()
+    mesh = Mesh(jax.devices(), "x")
+    source = [np.arange(4), np.arange(4 if me == 1 else 3)]
+    assert len(list(hm.Feeder(source, mesh, P("x"), check=None))) == 1
+    words = "batch 1, and dropped what there is of it: processes 0, 2: 3 rows; process 1: 4 rows;"
+    assert [words in record.getMessage() for record in caplog.records] == [True] * (me == 0)
+    assert "a whole batch has 12" in caplog.text or me
+
+
 def test_alone() -> None:
     mesh = Mesh(jax.devices()[:1], "x")
     before = threading.active_count()

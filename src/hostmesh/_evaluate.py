@@ -37,8 +37,9 @@ class Evaluation:
 
     @property
     def mean(self) -> Any:
-        """The tree of sums, divided by the number of examples."""
-        return jax.tree.map(lambda total: total / max(self.count, 1), self.sum)
+        """The tree of sums, divided by the number of examples: a Python number for each scalar."""
+        means = jax.tree.map(lambda total: total / max(self.count, 1), self.sum)
+        return jax.tree.map(lambda mean: mean if mean.shape else mean.item(), means)
 
 
 def evaluate(
@@ -78,8 +79,8 @@ def evaluate(
     >>> found = hostmesh.evaluate(
     ...     lambda batch: {"odd": batch["x"] % 2 == batch["y"]}, batches, mesh=mesh, specs=P("x")
     ... )
-    >>> found.count, found.mean["odd"].item()
-    (11, 1.0)
+    >>> found.count, found.mean
+    (11, {'odd': 1.0})
     """
     if isinstance(source, Feeder):
         feeder = source

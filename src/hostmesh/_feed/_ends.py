@@ -12,7 +12,7 @@ from typing import Literal, cast
 import msgpack
 
 from .._packing import pack
-from .._verdict import Verdict, name_processes
+from .._verdict import Verdict, groups, name_processes
 from ._rows import Rows
 
 Ends = Literal["drop", "pad", "error"]
@@ -68,7 +68,10 @@ class Agreed:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it ends, after all that is agreed on. `who` are the processes that it is due to."""
+    """How it ends, after all that is agreed on. `who` are the processes that it is due to.
+
+    `given` of an "end" tells which rows are dropped, where some are known to be.
+    """
 
     kind: Literal["end", "failed", "late", "diverged"]
     batch: int = 0
@@ -199,8 +202,16 @@ def _outcome_at(
     if ends == "pad" or not any(short):
         return None
     if ends == "drop":
-        return Outcome("end", number)
+        return Outcome("end", number, given=_dropped(rows, own))
     return _uneven(rows.members, short, number, [f + n for f, n in zip(fed, own, strict=True)])
+
+
+def _dropped(rows: Rows, own: Sequence[int]) -> str:
+    if not any(own):
+        return ""
+    shares = groups(dict(zip(rows.members, own, strict=True)))
+    told = [f"{name_processes(who)}: {n} rows" for n, who in shares.items()]
+    return f"{'; '.join(told)}; a whole batch has {rows.total} of all"
 
 
 def _uneven(

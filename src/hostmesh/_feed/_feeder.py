@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,6 +32,8 @@ from ._ragged import PadTo
 from ._source import Reader
 from ._stats import FeederStats, Times
 from ._stats import Line as ProgressLine
+
+_log = logging.getLogger("hostmesh")
 
 
 class Padded(NamedTuple):
@@ -62,7 +65,8 @@ class Feeder(Iterator[Any]):
       prefetch: so many batches wait on devices; with the one in the step and one on its way there
         are `prefetch + 2` at most. 0 does all in `next`, without threads.
       ends: what becomes of sources of different lengths and of short batches. `"drop"`: all
-        processes stop before the first batch that is not full everywhere. `"pad"`: all go on until
+        processes stop before the first batch that is not full everywhere, and the first of them
+        logs what there is of it. `"pad"`: all go on until
         the last one ends, filler rows take the place of what is missing, and batches come as
         `Padded(data, mask)`. `"error"`: `FeedError` names who ended first.
       global_batch: rows of a global batch; by default the first batches of all processes tell, the
@@ -212,6 +216,13 @@ class Feeder(Iterator[Any]):
         # A source that hangs is not waited for once more.
         self._stop("", 0.2 if outcome.kind == "late" else _threads.JOIN)
         if outcome.kind == "end":
+            if outcome.given and self._options.members[0] == jax.process_index():
+                call = self._options.call
+                _log.warning(
+                    "%s at %s ended before batch %d, and dropped what there is of it: %s."
+                    " ends='pad' feeds these rows, too",
+                    *(call.what, call.site, outcome.batch, outcome.given),
+                )
             return
         kinds: dict[str, type[FeedError | StragglerError | DivergenceError]] = {
             "late": StragglerError,
