@@ -64,6 +64,7 @@ def check_digits() -> None:
     assert found.count == len(images)
     assert found.sum["right"] == whole["right"].sum()
     assert 0.5 < found.mean["right"] < 1
+    assert type(found.mean["right"]) is float
     np.testing.assert_array_equal(found.sum["confusion"], whole["confusion"].sum(0))
     assert found.sum["confusion"].dtype == np.int64
     np.testing.assert_allclose(found.sum["loss"], whole["loss"].astype(np.float64).sum(), rtol=1e-6)
