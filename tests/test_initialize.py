@@ -185,7 +185,7 @@ def test_without_a_launcher_who_raises_is_named_with_its_traceback(tmp_path: Pat
         coordinator_address=address, num_processes=int(processes), process_id=int(process)
     )
     if process == "1":
-        raise ValueError("bad luck")
+        raise ValueError("\\n".join(["bad luck", "x" * 1000, "do: try again"]))
     time.sleep(1)
     """
     result, output = cluster(tmp_path, program)
@@ -194,8 +194,8 @@ def test_without_a_launcher_who_raises_is_named_with_its_traceback(tmp_path: Pat
     assert mine[0].endswith(
         "process 1 of 2 was the first to report a failure: ValueError: bad luck"
     )
-    assert mine[1] == "Traceback (most recent call last):"
-    assert mine[-1] == "ValueError: bad luck"
+    assert mine[1:4] == ["x" * 300, "do: try again", "Traceback (most recent call last):"]
+    assert mine[-3:] == ["ValueError: bad luck", "x" * 1000, "do: try again"]
 
 
 @pytest.mark.private_names

@@ -178,6 +178,20 @@ def test_what_was_torn_from_such_a_line_is_not_shown_either(tmp_path: Path):
     assert [line[4:] for line in shown] == ["", "shown", "3", "", "8 3", "end", "6"]
 
 
+def test_last_lines_end_with_the_programs_own_error_where_jax_aborts_it_then(tmp_path: Path):
+    error = ["Traceback (most recent call last):", "ValueError: bad luck"]
+    abort = [
+        "E1202 22:27:33.19  136 coordination_service_agent.cc:289] Polled an error",
+        "F1202 22:27:33.19  136 client.h:80] Terminating process because the JAX distributed",
+        "Fatal Python error: Aborted",
+    ]
+    for printed, kept in ((error + abort, error), (abort, abort)):
+        program = f"for line in {printed}: print(line)\nsys.exit(1)"
+        result, output = run(tmp_path, program, devices=(1,))
+        assert result.exits[0].last_lines == tuple(kept)
+        assert output.decode().splitlines() == [f"[0] {line}" for line in printed]
+
+
 def test_the_first_failure_in_time_is_blamed_and_not_those_that_follow(tmp_path: Path):
     program = """
     if me == 2:

@@ -37,6 +37,7 @@ _READ = 3.0  # seconds that a failed process stays for the others to read why: a
 _SETTLE = 5.0  # seconds that process 0 stays then, which has the service
 _NOTICE = 10.0  # seconds of silent waiting at the end
 _TRACEBACK_CHARACTERS = 8000
+_LINES, _LINE_CHARACTERS = 12, 300  # of an error, for the others to say
 
 
 # What ends when all processes have come to their end, and before JAX ends its service.
@@ -114,10 +115,11 @@ class _End:
         if FAILURES in os.environ:
             with suppress(OSError), open(os.environ[FAILURES], "a") as reports:
                 reports.write(f"{self._process}\n")
-        line = "".join(traceback.format_exception_only(kind, error)).strip()
+        lines = "".join(traceback.format_exception_only(kind, error)).strip().splitlines()
+        said = "\n".join(line[:_LINE_CHARACTERS] for line in lines[:_LINES])
         text = "".join(traceback.format_exception(kind, error, trace))
         self._traceback = text[-_TRACEBACK_CHARACTERS:]
-        self._write(line[:500], self._traceback)
+        self._write(said, self._traceback)
 
     def is_in_sight(self) -> bool:
         """Whether another process has shown this one's traceback, but for its number, in this very

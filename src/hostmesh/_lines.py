@@ -27,6 +27,10 @@ _DIGIT = re.compile(rb"\d")
 _ALONE = re.compile(rb"\d+$")
 # Frames of a C++ stack: printed, but not among the last lines, which they would fill.
 _FRAME = re.compile(r"\s+@ +0x")
+# What JAX's C++ side says as it ends a process. Where the program has told its own error before, that
+# is why, and this what became of it: printed as well, but not among the last lines.
+_ABORT = re.compile(r"[EF]\d{4} .*(coordination_service|client\.h)")
+_TRACEBACK = "Traceback (most recent call last):"
 
 
 class Printer:
@@ -40,6 +44,7 @@ class Printer:
         self._held: list[list[bytes]] | None = None
         self._owed = [0] * processes  # numbers that each process's noise still lacks
         self._after_noise = [False] * processes
+        self._aborts = [False] * processes
         self.last = [collections.deque[str](maxlen=_LAST_LINES) for _ in range(processes)]
         self.prefixes = list(prefixes(processes, output.isatty() and "NO_COLOR" not in os.environ))
 
@@ -51,7 +56,9 @@ class Printer:
                     return
                 line = line[:at]
         text = line.decode(errors="replace").rstrip()
-        if not _FRAME.match(text):
+        if _ABORT.match(text) and any(_TRACEBACK in told for told in self.last[process]):
+            self._aborts[process] = True
+        if not (self._aborts[process] or _FRAME.match(text)):
             self.last[process].append(text)
         line = self.prefixes[process] + line.removesuffix(b"\n") + b"\n"
         with self._lock:
