@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
 
 import hostmesh as hm
 import oracle
@@ -177,8 +178,6 @@ def test_replica_groups_of_random_layouts(case: Case) -> None:
 
 
 def test_equal_questions_share_a_plan() -> None:
-    from jax.sharding import PartitionSpec as P
-
     topology = hm.Topology.build({"x": 2, "y": 2}, processes=2)
     first = hm.plan(topology, P("x"), local_shape=(4, 4), process=0)
     again = hm.Topology.build({"x": 2, "y": 2}, processes=2)
@@ -190,8 +189,6 @@ def test_equal_questions_share_a_plan() -> None:
 
 
 def test_specs_may_be_written_as_partition_spec_tuple_list_or_name() -> None:
-    from jax.sharding import PartitionSpec as P
-
     topology = hm.Topology.build({"x": 2, "y": 2}, processes=2)
     for spec in (P("x"), ("x",), ["x"], "x", P(("x",)), (["x"],), P("x", None)):
         assert hm.plan(topology, spec, global_shape=(4, 4)).axes == (("x",), ())
@@ -221,3 +218,27 @@ def test_bounds_and_places_in_words() -> None:
     assert abridged(places[:4]) == "[0:1], [1:2], [2:3], [3:4]"
     assert abridged(places[:5]) == "[0:1], [1:2], [2:3], [3:4] and 1 more"
     assert abridged(places) == "[0:1], [1:2], [2:3], [3:4] and 3 more"
+
+
+def test_errors_show_the_spec_as_it_is_written_and_what_does_not_fit() -> None:
+    topology = hm.Topology.build({"data": 4, "model": 2}, processes=4)
+    for spec, words in (
+        (P("data", None), "spec P('data', None)"),
+        (P(("data", "model"), None), "spec P(('data', 'model'), None)"),
+    ):
+        with pytest.raises(hm.ShapeError) as refused:
+            hm.plan(topology, spec, global_shape=(9, 3))
+        assert f"global shape (9, 3), {words}" in str(refused.value)
+    with pytest.raises(hm.ShapeError, match="-1"):
+        hm.plan(topology, P(), global_shape=(-1,))
+    uneven = hm.Topology.build({"x": 10}, processes=4, order=[0, 1, 1, 2, 2, 2, 3, 3, 3, 3])
+    with pytest.raises(hm.ShapeError, match=r"such as \[\(1,\), \(2,\), \(3,\)\]\n"):
+        hm.plan(uneven, P("x"), local_shape=(12,))
+
+
+def test_the_local_shape_of_a_process_without_devices_says_nothing() -> None:
+    topology = hm.Topology.build({"x": 4}, processes=3, order=[0, 0, 1, 1])
+    made = hm.plan(topology, P("x"), local_shape=(5,), global_shape=(8,), process=2)
+    assert (made.global_shape, made.whole) == ((8,), (False,))
+    with pytest.raises(AttributeError):  # plans are shared
+        made.process = 1  # pyright: ignore[reportAttributeAccessIssue]
