@@ -176,6 +176,18 @@ def test_an_error_that_all_share_is_shown_once(tmp_path: Path):
 
 
 @pytest.mark.private_names
+def test_an_error_that_differs_in_seconds_is_shown_once(tmp_path: Path):
+    program = """
+    process = hostmesh.initialize().process
+    hostmesh.barrier("all here")
+    raise ValueError(f"waited for {process}.5 s")
+    """
+    _, output = cluster(tmp_path, program)
+    assert output.count("Traceback (most recent call last):") == 1, output
+    assert re.search(r"hostmesh: process [01] of 2 failed in the same way, at the same", output)
+
+
+@pytest.mark.private_names
 def test_without_a_launcher_who_raises_is_named_with_its_traceback(tmp_path: Path):
     program = """
     import subprocess, sys

@@ -231,7 +231,7 @@ def _other_values(
     return build(
         DivergenceError,
         where=f"{name} at {agreed.site} on process {jax.process_index()}",
-        given="\n         ".join(told) or "values that changed while they were compared",
+        given="\n".join(told) or "values that changed while they were compared",
         rule=claim.rule,
         advice=claim.advice,
     )

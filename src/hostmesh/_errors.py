@@ -58,8 +58,11 @@ for _kind in (HostmeshError, *HostmeshError.__subclasses__()):
 ErrorT = TypeVar("ErrorT", bound=HostmeshError)
 
 
+_HANG = " " * len("  given: ")
+
+
 def build(kind: type[ErrorT], *, where: str, given: str, rule: str, advice: str) -> ErrorT:
-    """Returns an error of `kind` whose message has the four parts, one to a line.
+    """Returns an error of `kind` whose message has the four parts, each from a line of its own on.
 
     >>> print(
     ...     build(ShapeError, where="leaf ['x']", given="5 rows", rule="5 % 2 != 0", advice="pad")
@@ -69,7 +72,9 @@ def build(kind: type[ErrorT], *, where: str, given: str, rule: str, advice: str)
       rule:  5 % 2 != 0
       do:    pad
     """
-    return kind(f"{where}\n  given: {given}\n  rule:  {rule}\n  do:    {advice}")
+    # Further lines, as of another error that is told of, hang under the part that they belong to.
+    parts = (part.replace("\n", f"\n{_HANG}") for part in (given, rule, advice))
+    return kind("{}\n  given: {}\n  rule:  {}\n  do:    {}".format(where, *parts))
 
 
 def at(error: ErrorT, where: str) -> ErrorT:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -37,6 +38,7 @@ _READ = 3.0  # seconds that a failed process stays for the others to read why: a
 _SETTLE = 5.0  # seconds that process 0 stays then, which has the service
 _NOTICE = 10.0  # seconds of silent waiting at the end
 _TRACEBACK_CHARACTERS = 8000
+_SECONDS = re.compile(r"\b\d+\.\d s\b")
 _LINES, _LINE_CHARACTERS = 12, 300  # of an error, for the others to say
 
 
@@ -122,11 +124,12 @@ class _End:
         self._write(said, self._traceback)
 
     def is_in_sight(self) -> bool:
-        """Whether another process has shown this one's traceback, but for its number, in this very
-        terminal. Says so then."""
+        """Whether another process has shown this one's traceback, but for its number and for how
+        long it waited, in this very terminal. Says so then."""
         if FAILURES not in os.environ:  # no `hostmesh run`, which puts all into one
             return False
         known = self._traceback.replace(f" on process {self._process}\n", "\n")
+        known = _SECONDS.sub("", known)
         try:
             self._client.key_value_set(f"{_SHOWN}{xxhash.xxh3_128_hexdigest(known.encode())}", "")
         except Exception as error:  # or the coordinator is gone
