@@ -77,9 +77,9 @@ def test_an_exception_is_told_once_with_its_processes_and_their_output():
         run(fail, 3, 1)
     text = str(info.value)
     assert "fail in 3 processes" in text.splitlines()[0]
-    assert "processes 1, 2:\nTraceback" in text
+    assert "given: processes 1, 2:\n         Traceback" in text
     assert text.count("ValueError: process") == 1
-    assert "output of process 2:\nfrom 2" in text
+    assert "output of process 2:\n         from 2\n" in text
 
 
 def test_a_result_that_cannot_be_sent_is_an_error():
@@ -183,5 +183,5 @@ def test_doctests_run_in_every_process():
 
 
 def test_a_doctest_that_fails_is_told():
-    with pytest.raises(ClusterError, match=r"processes 0, 1:(.|\n)*Expected:\n\s+3\nGot:\n\s+2"):
+    with pytest.raises(ClusterError, match=r"processes 0, 1:(.|\n)*Expected:\n\s+3\n\s+Got:\n\s+2"):
         run_doctests(documented, wrongly_documented, processes=2, devices=1)
