@@ -193,6 +193,7 @@ def test_without_a_launcher_who_raises_is_named_with_its_traceback(tmp_path: Pat
     import subprocess, sys
     names = ["COORDINATOR", "PROCESSES", "PROCESS"]
     address, processes, process = [os.environ.pop("HOSTMESH_" + name) for name in names]
+    del os.environ["HOSTMESH_FAILURES"]
     hostmesh.initialize(
         coordinator_address=address, num_processes=int(processes), process_id=int(process)
     )
