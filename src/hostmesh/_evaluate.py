@@ -38,8 +38,8 @@ class Evaluation:
     @property
     def mean(self) -> Any:
         """The tree of sums, divided by the number of examples: a Python number for each scalar."""
-        means = jax.tree.map(lambda total: total / max(self.count, 1), self.sum)
-        return jax.tree.map(lambda mean: mean if mean.shape else mean.item(), means)
+        count = max(self.count, 1)
+        return jax.tree.map(lambda t: t / count if t.shape else (t / count).item(), self.sum)
 
 
 def evaluate(

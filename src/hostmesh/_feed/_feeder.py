@@ -66,9 +66,9 @@ class Feeder(Iterator[Any]):
         are `prefetch + 2` at most. 0 does all in `next`, without threads.
       ends: what becomes of sources of different lengths and of short batches. `"drop"`: all
         processes stop before the first batch that is not full everywhere, and the first of them
-        logs what there is of it. `"pad"`: all go on until
-        the last one ends, filler rows take the place of what is missing, and batches come as
-        `Padded(data, mask)`. `"error"`: `FeedError` names who ended first.
+        logs what there is of it. `"pad"`: all go on until the last one ends, filler rows take the
+        place of what is missing, and batches come as `Padded(data, mask)`. `"error"`: `FeedError`
+        names who ended first.
       global_batch: rows of a global batch; by default the first batches of all processes tell, the
         largest share counts. With `"pad"` it is rounded up to a multiple of the chunks.
       transform: called with each batch in the reading thread.
