@@ -28,11 +28,18 @@ from ._watch import _marks
 
 _local = threading.local()
 
+_IN_ORDER = "make every process make the same calls in the same order, also those that log or save"
 _ERRORS: dict[str, tuple[type[HostmeshError], str]] = {
-    "diverged": (
+    "order": (DivergenceError, _IN_ORDER),
+    "lines": (
         DivergenceError,
-        "make every process make the same calls in the same order, also those that log or save;"
-        " where one call is meant to stand on several lines, set hostmesh.config.call_sites=False",
+        f"{_IN_ORDER}; where one call is meant to stand on several lines, set"
+        " hostmesh.config.call_sites=False",
+    ),
+    "values": (
+        DivergenceError,
+        "give equal structures, shapes and dtypes here on every process, and call as often on each;"
+        " sizes may differ in allgather(tiled=True), exchange and allgather_object",
     ),
     "late": (
         StragglerError,

@@ -57,7 +57,7 @@ class Verdict:
     `ticket` numbers the rounds of some members that go on to move bytes, over all channels.
     """
 
-    kind: str  # "agreed", "diverged", "late" or "failed"
+    kind: str  # "agreed"; how calls are apart: "order", "lines" or "values"; "late"; "failed"
     rule: str = ""
     data: tuple[bytes, ...] = ()
     ticket: int = -1
@@ -90,9 +90,17 @@ def decide(post: Post, members: Sequence[int]) -> Verdict:
         return Verdict("failed", told(failures, members))
     compared = {(call.what, call.site if config.call_sites else "") for call in post.calls}
     if len(compared) > 1:
-        return Verdict("diverged", told(post.calls, members))
+        return Verdict(_apart(post.calls), told(post.calls, members))
     data = tuple(post.data.get(rank, b"") for rank in range(len(members)))
     return Verdict("agreed", data=data if any(data) else (), met=post.met)
+
+
+def _apart(calls: Iterable[Call]) -> str:
+    """How calls differ: in their lines alone, at one line in their values alone, or else in order."""
+    if len({call.what for call in calls}) == 1:
+        return "lines"
+    operations = {(call.what.partition(" of ")[0], call.site) for call in calls}
+    return "values" if len(operations) == 1 else "order"
 
 
 def told(calls: Mapping[Call, Sequence[int]], members: Sequence[int]) -> str:
