@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import pickle
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 from typing import Any
 
 import numpy as np
@@ -186,6 +186,17 @@ def test_equal_questions_share_a_plan() -> None:
     same = pickle.loads(pickle.dumps(first))
     assert same == first
     assert hash(same) == hash(first)
+
+
+def test_plans_do_not_change_and_sizes_go_by_name() -> None:
+    topology = hm.Topology.build({"x": 2}, processes=2)
+    plan = hm.plan(topology, "x", global_shape=(4,), process=0)
+    with pytest.raises(FrozenInstanceError):
+        plan.process = 1  # pyright: ignore
+    with pytest.raises(FrozenInstanceError):
+        plan.placements()[0].chunk = (1,)  # pyright: ignore
+    with pytest.raises(TypeError, match="positional"):
+        hm.plan(topology, "x", (4,))  # pyright: ignore
 
 
 def test_specs_may_be_written_as_partition_spec_tuple_list_or_name() -> None:
