@@ -246,6 +246,13 @@ def test_bytes_are_not_read_as_pointers() -> None:
     assert "dtype 'object'" in refusal(len(head).to_bytes(8, "little") + head + b"\1" * 64)
 
 
+def test_sizes_of_a_message_are_counts() -> None:
+    """Found by fuzzing: NumPy infers a size of -1, and divides by items of no bytes (SIGFPE)."""
+    for words, shape in (("|V0", [-1]), ("<f4", [-1]), ("<f4", [1.0]), ("<f4", 1)):
+        array = msgpack.packb([words, shape, b"\0" * 4])
+        refusal(outgoing(msgpack.packb(msgpack.ExtType(1, array)), [], []).tobytes())
+
+
 def test_a_message_claims_no_more_than_its_length() -> None:
     for kind in (["uint8", [2**40], "", 1], ["uint8", [0], "", 2**40], ["uint8", [-1], "", 1]):
         head = msgpack.packb(([kind], b"\xc0"))

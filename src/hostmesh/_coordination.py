@@ -29,18 +29,15 @@ from ._watch import _marks
 _local = threading.local()
 
 _IN_ORDER = "make every process make the same calls in the same order, also those that log or save"
+_APART = {
+    "order": _IN_ORDER,
+    "lines": f"{_IN_ORDER}; where one call is meant to stand on several lines, set"
+    " hostmesh.config.call_sites=False",
+    "values": "give equal structures, shapes and dtypes here on every process, and call as often on"
+    " each; sizes may differ in allgather(tiled=True), exchange and allgather_object",
+}
 _ERRORS: dict[str, tuple[type[HostmeshError], str]] = {
-    "order": (DivergenceError, _IN_ORDER),
-    "lines": (
-        DivergenceError,
-        f"{_IN_ORDER}; where one call is meant to stand on several lines, set"
-        " hostmesh.config.call_sites=False",
-    ),
-    "values": (
-        DivergenceError,
-        "give equal structures, shapes and dtypes here on every process, and call as often on each;"
-        " sizes may differ in allgather(tiled=True), exchange and allgather_object",
-    ),
+    "diverged": (DivergenceError, _IN_ORDER),
     "late": (
         StragglerError,
         "see what the missing processes do: HOSTMESH_WATCHDOG=60 in the environment reports it;"
@@ -226,7 +223,7 @@ def agree(
         where=f"{what} on process {_jax.place()[0]}",
         given=f"called here at {call.site}, where {name_processes(members)} are to do the same",
         rule=verdict.rule,
-        advice=advice,
+        advice=_APART.get(verdict.apart, advice),
     )
     _mark_as_told(error, shared)
     raise error

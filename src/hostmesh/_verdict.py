@@ -57,19 +57,20 @@ class Verdict:
     `ticket` numbers the rounds of some members that go on to move bytes, over all channels.
     """
 
-    kind: str  # "agreed"; how calls are apart: "order", "lines" or "values"; "late"; "failed"
+    kind: str  # "agreed", "diverged", "late" or "failed"
     rule: str = ""
     data: tuple[bytes, ...] = ()
     ticket: int = -1
     met: bool = False  # as of the posts
+    apart: str = ""  # what is not the same of calls that diverged: "order", "lines" or "values"
 
     def packed(self) -> bytes:
-        return _pack((self.kind, self.rule, self.data, self.ticket, self.met))
+        return _pack((self.kind, self.rule, self.data, self.ticket, self.met, self.apart))
 
     @classmethod
     def unpacked(cls, message: bytes) -> Verdict:
-        kind, rule, data, ticket, met = msgpack.unpackb(message)
-        return cls(kind, rule, tuple(data), ticket, met)
+        kind, rule, data, ticket, met, apart = msgpack.unpackb(message)
+        return cls(kind, rule, tuple(data), ticket, met, apart)
 
 
 def _pack(value: object) -> bytes:
@@ -90,7 +91,7 @@ def decide(post: Post, members: Sequence[int]) -> Verdict:
         return Verdict("failed", told(failures, members))
     compared = {(call.what, call.site if config.call_sites else "") for call in post.calls}
     if len(compared) > 1:
-        return Verdict(_apart(post.calls), told(post.calls, members))
+        return Verdict("diverged", told(post.calls, members), apart=_apart(post.calls))
     data = tuple(post.data.get(rank, b"") for rank in range(len(members)))
     return Verdict("agreed", data=data if any(data) else (), met=post.met)
 
