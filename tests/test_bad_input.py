@@ -99,6 +99,16 @@ PLANNING: dict[str, Row] = {
         SpecError,
         ("Topology.to_dict",),
     ),
+    "saved topology with a size without end": (  # found by fuzzing
+        lambda: Topology.from_dict({"axes": [["x", float("inf")]], "process_indices": [0]}),
+        SpecError,
+        ("Topology.to_dict",),
+    ),
+    "saved topology with half a device": (
+        lambda: Topology.from_dict({"axes": [["x", 1.5]], "process_indices": [0]}),
+        SpecError,
+        ("Topology.to_dict",),
+    ),
     "plan of no mesh": (
         lambda: hm.plan(None, P(), global_shape=()),  # type: ignore[arg-type]
         SpecError,

@@ -146,7 +146,7 @@ class Topology:
         """
         try:
             axes, owners = data["axes"], data["process_indices"]
-            pairs = [(name, int(size)) for name, size in axes]
+            pairs = [(name, operator.index(size)) for name, size in axes]
         except (KeyError, TypeError, ValueError) as error:
             raise _topology_error(
                 f"{str(data)[:80]}",
