@@ -68,8 +68,12 @@ def test_interleaved_mesh() -> None:
     check_training(output, "2 processes", 20)
 
 
-def test_mesh_that_jax_refuses() -> None:
-    """Process 0 holds chunks of a diagonal: positions 0 and 3 of a 3 x 2 mesh."""
+def test_mesh_that_jax_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Process 0 holds chunks of a diagonal: positions 0 and 3 of a 3 x 2 mesh.
+
+    The sanitizer looks at the values of chunks that two processes hold: they once differed here.
+    """
+    monkeypatch.setenv("HOSTMESH_SANITIZE", "1")
     output = demo("--mesh", "interleaved", "--processes", "3", "--devices", "2", "--steps", "20")
     assert "jax.make_array_from_process_local_data refuses this mesh" in output
     check_training(output, "3 processes", 20)

@@ -161,7 +161,7 @@ def together(job: Job) -> None:
     test = _own_test_rows(job, topology, process)
     hits = hostmesh.evaluate(is_right, [test], params, mesh=mesh, specs=by_row)
     _tell(correct=int(hits.sum))
-    _tell(milliseconds=_speed(mesh, len(own_rows(topology, topology.shape["data"], process))))
+    _tell(milliseconds=_speed(mesh, topology, process))
 
 
 def alone(job: Job) -> None:
@@ -192,13 +192,17 @@ def _own_test_rows(
     return {name: values[first + own[own < rows]] for name, values in data.items()}
 
 
-def _speed(mesh: Mesh, chunks: int) -> dict[str, float]:
+def _speed(mesh: Mesh, topology: hostmesh.Topology, process: int) -> dict[str, float]:
     """Median times of making global arrays of many small leaves, with JAX and with hostmesh.
 
     Without "jax" where JAX refuses the mesh.
     """
-    shape = (max(1, 64 // chunks) * chunks, 32)
-    leaves = list(np.random.default_rng(2).random((LEAVES, *shape), np.float32))
+    chunks = topology.shape["data"]
+    most = max(len(own_rows(topology, chunks, p)) for p in topology.processes)
+    rows = max(1, 64 // most) * chunks
+    own, rng = own_rows(topology, rows, process), np.random.default_rng(2)
+    # Of one whole on all: some processes hold a chunk together.
+    leaves = [rng.random((rows, 32), np.float32)[own] for _ in range(LEAVES)]
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     ways: dict[str, Callable[[], Any]] = {
         "jax": lambda: [jax.make_array_from_process_local_data(sharding, leaf) for leaf in leaves],
