@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 START_TIMEOUT = 120.0  # for interpreters, JAX, and the first meeting
 GRACE = 3.0  # for the others once one has failed: they may wait for it in a collective
-_EXIT_TIMEOUT = 5.0
+_EXIT_TIMEOUT = float(os.environ.get("HOSTMESH_TEST_EXIT", "5"))
 _STACKS_TIMEOUT = 2.0
 _TICK = 0.2  # how often a process is looked at that may be dead while its connection is not
 _MAX_CLUSTERS = 3
