@@ -29,8 +29,8 @@ from ._watch import _marks
 _local = threading.local()
 
 _IN_ORDER = "make every process make the same calls in the same order, also those that log or save"
+# Of calls that diverged, in place of the order, where something else is apart: see `Verdict`.
 _APART = {
-    "order": _IN_ORDER,
     "lines": f"{_IN_ORDER}; where one call is meant to stand on several lines, set"
     " hostmesh.config.call_sites=False",
     "values": "give equal structures, shapes and dtypes here on every process, and call as often on"

@@ -189,9 +189,7 @@ class _Unpacker:
         dtype = np.lib.format.descr_to_dtype(words)
         if dtype.hasobject:  # bytes would be read as pointers
             raise ValueError(f"dtype {dtype}")
-        if any(
-            type(size) is not int or size < 0 for size in shape
-        ):  # NumPy would divide by 0 bytes
+        if not all(type(size) is int and size >= 0 for size in shape):  # NumPy infers -1, dividing
             raise ValueError(f"shape {shape}")
         memory = bytearray(values) if isinstance(values, bytes) else self._arrays[values]
         array: HostArray = np.ndarray(shape, dtype, memory)
