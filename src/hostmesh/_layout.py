@@ -37,13 +37,14 @@ class Layout:
 class Share:
     """What one process holds of a layout, its devices by ascending position.
 
-    `held` are the chunk numbers along each dimension, ascending (C_i); `ranks` gives the place of
-    each in it. The host-local value is the product of `held`; `is_product` tells whether the
+    `distinct` are its chunks, each once, ascending. `held` are the chunk numbers along each
+    dimension, ascending (C_i); `ranks` gives the place of each in it. The host-local value is the product of `held`; `is_product` tells whether the
     devices hold all of that product.
     """
 
     positions: tuple[int, ...]
     chunks: tuple[Chunk, ...]
+    distinct: tuple[Chunk, ...]
     held: tuple[tuple[int, ...], ...]
     ranks: tuple[dict[int, int], ...]
     is_product: bool
@@ -74,13 +75,15 @@ def share_of(layout: Layout, process: int) -> Share:
         for cut in layout.strides
     ]
     chunks = tuple(tuple(column[k] for column in columns) for k in range(len(at)))
+    distinct = tuple(sorted(set(chunks)))
     held = tuple(tuple(sorted(set(column))) for column in columns)
     return Share(
         positions=tuple(positions.tolist()),
         chunks=chunks,
+        distinct=distinct,
         held=held,
         ranks=tuple({number: rank for rank, number in enumerate(numbers)} for numbers in held),
-        is_product=len(set(chunks)) == math.prod(map(len, held)) or not chunks,
+        is_product=len(distinct) == math.prod(map(len, held)) or not chunks,
     )
 
 

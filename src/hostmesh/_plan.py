@@ -107,7 +107,7 @@ class Plan:
 
     def chunks(self, process: int | None = None) -> tuple[Chunk, ...]:
         """The distinct chunks that a process holds, ascending."""
-        return tuple(sorted(set(self._share(process).chunks)))
+        return self._share(process).distinct
 
     def missing(self, process: int | None = None) -> tuple[Chunk, ...]:
         """The chunks of a process's host-local value that none of its devices holds, ascending.
@@ -117,7 +117,7 @@ class Plan:
         share = self._share(process)
         if share.is_product:
             return ()
-        return tuple(sorted(set(itertools.product(*share.held)) - set(share.chunks)))
+        return tuple(sorted(set(itertools.product(*share.held)) - set(share.distinct)))
 
     def is_product(self, process: int | None = None) -> bool:
         """Whether a process holds every chunk of its host-local value."""

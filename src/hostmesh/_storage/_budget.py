@@ -32,7 +32,7 @@ class Budget:
     def give(self, arrays: Sequence[jax.Array], nbytes: int) -> None:
         """Bytes that are on their way to devices: charged until they are there."""
         self._moving.append((arrays, nbytes))
-        if all(d.platform == "cpu" for array in arrays for d in array.sharding.device_set):
+        if all(d.platform == "cpu" for array in arrays for d in array.sharding.addressable_devices):
             while self._moving:  # what a CPU device takes as it is, is the array itself
                 self._used -= self._moving.popleft()[1]
 

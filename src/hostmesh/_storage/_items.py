@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from .. import _recipes, _values
 from .._convert import sharding_for
 from .._errors import HostmeshError, ShapeError, SpecError, build
-from .._plan import Bounds, Chunk, Plan, Shape, bounds
+from .._plan import Bounds, Chunk, Plan, Shape
 from . import _boxes, _once
 from ._source import HostArray, Task
 from ._wanted import DType, Wanted, abridged, dtype_of, match, reads
@@ -43,10 +43,6 @@ class Item:
         return self.wanted.dtype.itemsize
 
     @functools.cached_property
-    def _boxes(self) -> dict[Chunk, Bounds]:
-        return {}
-
-    @functools.cached_property
     def is_plain(self) -> bool:
         """Whether the tensor is a stored one as it is."""
         pieces, axes = self.wanted.pieces, tuple(range(len(self.wanted.shape)))
@@ -59,10 +55,7 @@ class Item:
 
     def box(self, chunk: Chunk) -> Bounds:
         """Where a chunk lies in the tensor."""
-        found = self._boxes.get(chunk)
-        if found is None:
-            found = self._boxes[chunk] = bounds(self.plan.global_index(chunk), self.wanted.shape)
-        return found
+        return tuple((c * s, c * s + s) for c, s in zip(chunk, self.plan.shard_shape, strict=True))
 
     def parts(self, chunk: Chunk) -> tuple[tuple[int, Bounds], ...]:
         """Which holder of a chunk reads which part of it, where each is read once."""

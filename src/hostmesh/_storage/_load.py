@@ -229,8 +229,9 @@ def _load(
             stack.callback(opened.close)
             items = _items(opened, mesh, specs, options, wanted_by, where)
             members = members_of(items) or members
-            load = loads_of(items, me)
             is_remote = any(source.is_remote for source in opened.sources)
+            # Local files are read faster than processes send: no numbers decide.
+            load = loads_of(items, me) if is_remote else _once.Load(0, 0)
             mode, why = _once.choose(options.replicas, [load], is_remote, where)
             _warn(items, opened, mode, function)
         if options.explain:
