@@ -121,9 +121,8 @@ def _run(
     progress = _progress.Line(nbytes, members)
     for length, size in parts(nbytes, _floor_power(largest)):
         part = _staging.buffer((rows, size), np.dtype(np.uint8))
-        if fill is None or length < size:
-            part[...] = 0
-        if fill is not None:
+        if fill is not None:  # without it the buffer's old contents go nowhere: see `_pass_on`
+            part[:, length:] = 0
             for rank in range(rows):
                 fill(rank, part[rank, :length], start)
         words = part.view(np.uint32)
