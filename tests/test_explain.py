@@ -105,6 +105,27 @@ def test_the_variable_that_a_jitted_function_captured() -> None:
 
 
 @cluster
+def test_no_other_function_is_blamed_for_what_was_captured() -> None:
+    w = rows(mesh())
+
+    def innocent(y: Any) -> Any:  # it would capture the same, and is not called
+        return w * y
+
+    def through_hands(function: Any) -> Any:
+        return jax.jit(function)(1.0)
+
+    assert callable(innocent)
+    text = said(lambda: jax.jit(lambda y: w * y)(1.0))
+    assert text.startswith("a lambda (tests/test_explain.py:")
+    assert f"takes from outside: w{held()} Make it an argument of a lambda" in text
+    text = said(lambda: through_hands(lambda y: y + w))
+    assert text.startswith("a lambda (tests/test_explain.py:")
+    listed = [lambda y: w - y]
+    text = said(lambda: through_hands(listed[0]))
+    assert "innocent" not in text
+
+
+@cluster
 def test_the_first_difference_of_device_orders() -> None:
     devices = [device.id for device in jax.devices()]
     x, y = rows(mesh()), rows(mesh(backwards=True))

@@ -86,3 +86,12 @@ def test_rows_of_chunks_are_those_of_the_mask(own: list[int], order) -> None:
     assert rows.valid(own) == tuple(masks.sum(1).tolist())
     assert rows.total == 12
     assert rows.capacities == (6, 6)
+
+
+def test_rows_of_one_chunk_that_differ_are_an_error_however_it_ends() -> None:
+    rows = Rows((0, 1), ((0,), (0,)), count=1, chunk_rows=8)
+    for ends in ("drop", "pad", "error"):
+        _, outcome = decide([Post((8,)), Post((6,))], rows, ends, 0, [0, 0])
+        assert outcome is not None
+        assert (outcome.kind, outcome.who) == ("failed", (0, 1))
+        assert "hold the same chunk" in outcome.rule

@@ -7,6 +7,7 @@ shardings are read, never values, and nothing is communicated.
 
 from __future__ import annotations
 
+import dis
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -100,14 +101,22 @@ def _put(error: BaseException, _: re.Match[str]) -> str | None:
 
 
 def _captured(error: BaseException, match: re.Match[str]) -> str | None:
-    for trace in filter(_is_program, _traces(error)):
-        for function in _functions(trace.tb_frame):
-            if named := _named(_captures(function), lambda leaf: _kind(leaf) == match[1]):
-                code = function.__code__
-                where = site_of(code.co_filename, code.co_firstlineno)
+    program = list(filter(_is_program, _traces(error)))
+    advice = "jit would build the values in as constants."
+    for trace in program:
+        for code, variables in _on_the_line(trace):
+            if named := _named(variables, lambda leaf: _kind(leaf) == match[1]):
+                name = "a lambda" if code.co_name == "<lambda>" else code.co_name
                 return (
-                    f"{function.__name__} ({where}) takes from outside: {_whose(*named)} Make it "
-                    f"an argument of {function.__name__}: jit would build the values in as constants."
+                    f"{name} ({site_of(code.co_filename, code.co_firstlineno)}) takes from outside:"
+                    f" {_whose(*named)} Make it an argument of {name}: {advice}"
+                )
+    for trace in program:  # a function that went through other hands
+        for function in _functions(trace.tb_frame.f_locals | _used_globals(trace.tb_frame)):
+            if named := _named(_captures(function), lambda leaf: _kind(leaf) == match[1]):
+                return (
+                    f"a function that is traced at {_site(program[0])} takes from outside:"
+                    f" {_whose(*named)} Make it an argument there: {advice}"
                 )
     return None
 
@@ -302,9 +311,32 @@ def _names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
-def _functions(frame: types.FrameType) -> Iterator[types.FunctionType]:
-    """Those that a frame can call by a name of its own, without what wraps them."""
-    for value in (*frame.f_locals.values(), *_used_globals(frame).values()):
+def _on_the_line(
+    trace: types.TracebackType,
+) -> Iterator[tuple[types.CodeType, Mapping[str, Any]]]:
+    """The functions that the failed expression names, and those written in it; what they capture."""
+    frame = trace.tb_frame
+    code, known = frame.f_code, {**frame.f_globals, **frame.f_locals}
+    first, last, *_ = list(code.co_positions())[trace.tb_lasti // 2]
+    if first is None or last is None:
+        return
+    values = [
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if (at := instruction.positions) and at.lineno is not None and first <= at.lineno <= last
+    ]
+    named = {name: known[name] for name in values if isinstance(name, str) and name in known}
+    for function in _functions(named):
+        yield function.__code__, _captures(function)
+    for written in values:
+        if isinstance(written, types.CodeType):
+            names = _names(written) | set(written.co_freevars)
+            yield written, {name: known[name] for name in names if name in known}
+
+
+def _functions(variables: Mapping[str, Any]) -> Iterator[types.FunctionType]:
+    """The functions among some variables, without what wraps them."""
+    for value in variables.values():
         while hasattr(value, "__wrapped__"):
             value = value.__wrapped__
         value = getattr(value, "__func__", value)

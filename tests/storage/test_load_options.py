@@ -75,6 +75,56 @@ def test_like_fills_a_tree(tmp_path: Path) -> None:
         assert f"on process {jax.process_index()}" in str(caught.value)
 
 
+@pytest.mark.multiprocess
+def test_a_tree_of_specs_loads_what_was_saved_with_it(tmp_path: Path) -> None:
+    mesh = MESH.mesh()
+    specs = {"layers": [{"w": P("x", "y")}, {"w": P(None, "x")}], "bias": P()}
+    values = {
+        "layers": [{"w": np.arange(64.0).reshape(16, 4)}, {"w": np.ones((2, 8))}],
+        "bias": np.arange(3.0),
+    }
+    values = jax.tree.map(np.float32, values)
+    tree = hm.to_global(values, mesh, specs, global_shape=jax.tree.map(np.shape, values))
+    is_spec = lambda leaf: isinstance(leaf, P)  # noqa: E731
+    like = jax.tree.map(
+        lambda spec, x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
+        specs,
+        values,
+        is_leaf=is_spec,
+    )
+    for save, load, joint in [
+        (hm.save_safetensors, hm.load_safetensors, "."),
+        (hm.save_zarr, hm.load_zarr, "/"),
+    ]:
+        place = str(tmp_path / f"{load.__name__}.safetensors")
+        save(place, tree)
+        flat = load(place, mesh, specs)
+        assert sorted(flat) == sorted(
+            ["bias", f"layers{joint}0{joint}w", f"layers{joint}1{joint}w"]
+        )
+        assert flat[f"layers{joint}1{joint}w"].sharding.spec == P(None, "x")
+        for again in (load(place, None, None, like=like), load(place, mesh, specs, like=tree)):
+            jax.tree.map(check, again, values)
+
+
+@pytest.mark.multiprocess
+def test_what_to_do_follows_from_what_is_wrong_with_specs(tmp_path: Path) -> None:
+    mesh = MESH.mesh()
+    file = write(tmp_path, {"a": np.zeros((8, 4)), "b": np.zeros((6, 3))})
+    cut, name = "cut by fewer axes what is not a multiple", "correct the names"
+    axes, lack = "correct the axes in specs", "leave tensors out with select="
+    for specs, kind, advice in [
+        ({"*": P(None, "modle")}, hm.SpecError, [axes]),
+        ({"*": P("x")}, hm.ShapeError, [cut]),
+        ({"a": P("x"), "bb": P()}, hm.SpecError, [name, lack]),
+        ({"a": P("modle"), "b": P("x")}, hm.SpecError, [axes, cut]),
+    ]:
+        with pytest.raises(kind) as caught:
+            hm.load_safetensors(file, mesh, specs)
+        told = str(caught.value).partition("do:")[2]
+        assert [words for words in (name, axes, cut, lack) if words in told] == advice, told
+
+
 # --- select, rename, and all of them together
 
 

@@ -121,12 +121,14 @@ def decide(
         if at == length:
             return agreed, _outcome_after(posts, rows.members, over, ends, number)
         own = tuple(0 if o else post.rows[at] for o, post in zip(over, posts, strict=True))
-        if outcome := _outcome_at(own, over, rows, ends, number, fed):
+        if outcome := _too_long(own, rows, number):
             return agreed, outcome
         try:
             valid = rows.valid(own)
-        except ValueError as error:
+        except ValueError as error:  # whatever `ends` says: no way to end makes that right
             return agreed, _unlike(rows.members, own, error.args, number)
+        if outcome := _too_short(own, rows, ends, number, fed):
+            return agreed, outcome
         sizes = [post.sizes[at] for post in posts if len(post.sizes) > at]
         agreed.append(Agreed(own, valid, tuple(map(max, zip(*sizes, strict=True)))))
         fed = [before + now for before, now in zip(fed, own, strict=True)]
@@ -176,29 +178,29 @@ def _failure(kind: Literal["failed", "late"], who: list[tuple[int, str]], number
     )
 
 
-def _outcome_at(
-    own: Sequence[int],
-    over: Sequence[bool],
-    rows: Rows,
-    ends: Ends,
-    number: int,
-    fed: Sequence[int],
-) -> Outcome | None:
-    """What comes of the rows of one batch, where it is not handed out."""
+def _too_long(own: Sequence[int], rows: Rows, number: int) -> Outcome | None:
+    """What comes of more rows than a batch has."""
     capacities = rows.capacities
     long = [i for i, (n, most) in enumerate(zip(own, capacities, strict=True)) if n > most]
-    if long:
-        who = tuple(rows.members[i] for i in long)
-        return Outcome(
-            "failed",
-            number,
-            who,
-            "; ".join(f"process {rows.members[i]}: {own[i]} rows" for i in long),
-            f"a global batch of {rows.total} rows has {capacities[long[0]]} of process {who[0]}",
-            "give global_batch=, the rows of all processes together, or feed no more rows later"
-            " than in the first batch",
-        )
-    short = [n < most for n, most in zip(own, capacities, strict=True)]
+    if not long:
+        return None
+    who = tuple(rows.members[i] for i in long)
+    return Outcome(
+        "failed",
+        number,
+        who,
+        "; ".join(f"process {rows.members[i]}: {own[i]} rows" for i in long),
+        f"a global batch of {rows.total} rows has {capacities[long[0]]} of process {who[0]}",
+        "give global_batch=, the rows of all processes together, or feed no more rows later"
+        " than in the first batch",
+    )
+
+
+def _too_short(
+    own: Sequence[int], rows: Rows, ends: Ends, number: int, fed: Sequence[int]
+) -> Outcome | None:
+    """What comes of fewer rows than a batch has, where it is not handed out."""
+    short = [n < most for n, most in zip(own, rows.capacities, strict=True)]
     if ends == "pad" or not any(short):
         return None
     if ends == "drop":

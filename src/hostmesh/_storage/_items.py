@@ -21,7 +21,7 @@ from ._wanted import DType, Wanted, abridged, dtype_of, match, reads
 
 Spec: TypeAlias = "PartitionSpec | NamedSharding"
 Specs: TypeAlias = (
-    "Spec | Mapping[str, Spec] | Callable[[str, Shape, np.dtype[Any]], Spec | None] | None"
+    "Spec | Mapping[str, Any] | Callable[[str, Shape, np.dtype[Any]], Spec | None] | None"
 )
 
 
@@ -104,11 +104,14 @@ def items_of(
     items: list[Item] = []
     without: list[str] = []
     wrong: list[str] = []
+    advice: dict[str, None] = {}  # each once, in order
+    kind: type[HostmeshError] = ShapeError
     if isinstance(specs, Mapping):
         known = {each.name for each in wanted}
         plain = [key for key in cast("Mapping[str, Spec]", specs) if not set(key) & set("*?[")]
         if lost := [repr(key) for key in plain if key not in known]:
             without.append(f"not stored, but in specs: {abridged(lost)}")
+            advice["correct the names (hostmesh.inspect lists them)"] = None
     lacking: list[str] = []
     for number, each in enumerate(wanted):
         spec = _spec_of(each, specs)
@@ -122,18 +125,25 @@ def items_of(
             items.append(Item(number, each, asked, recipe))
         except (ShapeError, SpecError) as error:
             wrong.append(f"{each.name!r}: {_in_line(error)}")
+            if isinstance(error, SpecError):
+                kind = SpecError
+                advice["correct the axes in specs"] = None
+            else:
+                advice["cut by fewer axes what is not a multiple"] = None
     if lacking:
         without.append(f"stored, but without a spec: {abridged(lacking)}")
+        advice["leave tensors out with select=, or give the rest a spec ('*': PartitionSpec())"] = (
+            None
+        )
     if without or wrong:
         raise build(
-            SpecError if without else ShapeError,
+            SpecError if without else kind,
             where=where,
             given="; ".join([*without, *wrong[:10]])
             + (f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""),
             rule="each tensor that is loaded has a spec that cuts its shape evenly, and each name in"
             " specs a tensor",
-            advice="leave tensors out with select=, give the rest a spec ('*': PartitionSpec()),"
-            " and cut by fewer axes what is not a multiple",
+            advice="; ".join(advice),
         )
     return items
 

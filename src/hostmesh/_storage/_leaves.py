@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 import xxhash
+from jax.sharding import PartitionSpec
 
 from .. import _values
 from .._errors import StorageError, build
@@ -79,12 +80,34 @@ def _word(key: Any) -> str:
     return str(key)
 
 
+def named_specs(specs: Any, joint: str = ".") -> Any:
+    """A tree of specs, of dicts, lists and tuples, by the names of its leaves; all else as it is.
+
+    >>> named_specs({"*": 1, "layer": [{"w": 2}, {"w": 3}]})
+    {'*': 1, 'layer.0.w': 2, 'layer.1.w': 3}
+    """
+    if isinstance(specs, Mapping):
+        pairs = list(cast("Mapping[object, Any]", specs).items())
+    elif isinstance(specs, list | tuple) and not isinstance(specs, PartitionSpec):
+        pairs = list(enumerate(cast("Sequence[Any]", specs)))
+    else:
+        return specs
+    found: dict[str, Any] = {}
+    for key, below in pairs:
+        inner = named_specs(below, joint)
+        if inner is below:
+            found[str(key)] = below
+        else:
+            found |= {f"{key}{joint}{name}": spec for name, spec in inner.items()}
+    return found
+
+
 def leaf_of(name: str, value: Any, members: Sequence[int], function: str) -> Leaf:
     """One leaf of a save in which `members` take part.
 
     Raises `StorageError` for PRNG keys, and `ShapeError` for what is no array.
     """
-    where = f"{function} on process {jax.process_index()}, tensor {name!r}"
+    where = f"{function} on process {jax.process_index()}" + (f", tensor {name!r}" if name else "")
     if isinstance(value, jax.Array) and _values.is_key(value.dtype):
         raise build(
             StorageError,

@@ -23,7 +23,7 @@ from .._trees import Tree
 from . import _bar, _budget, _explain, _once, _reading
 from ._bar import Progress
 from ._items import Item, Specs, described, items_of, loads_of, members_of
-from ._leaves import name_of
+from ._leaves import name_of, named_specs
 from ._npy import add_npy
 from ._resolve import Opened, Paths, add_safetensors, open_all
 from ._wanted import Axes, DType, Join, Names, Rename, Wanted, abridged, wanted_of
@@ -98,8 +98,9 @@ def load_safetensors(
         fsspec URL (extra `hostmesh[remote]`). Every process reads it at this path.
       mesh: the mesh; `None` takes that of the context, as in `to_global`.
       specs: a `PartitionSpec` or `NamedSharding` for all; a mapping of them by name or pattern
-        (`"*.weight"`; a name goes before patterns, and the first pattern that matches counts); or
-        a function of (name, shape, dtype). `None` with `like` takes the shardings of its leaves.
+        (`"*.weight"`; a name goes before patterns, and the first pattern that matches counts); a
+        tree of them, as of the parameters that were saved, whose keys are joined by dots; or a
+        function of (name, shape, dtype). `None` with `like` takes the shardings of its leaves.
       dtype: what values become, chunk by chunk; one for all or a mapping by name or pattern. By
         default the stored dtype. 64-bit values follow `config.canonicalize`.
       rename: a mapping or function from stored names to those of the result, which all that follows
@@ -110,7 +111,7 @@ def load_safetensors(
       transpose: patterns of names whose axes are reversed, or a mapping from patterns to axes.
         Transposed before they are joined; a joined name may be given as well.
       like: a pytree of arrays or `jax.ShapeDtypeStruct`s to be filled; a leaf takes the tensor named
-        by its key path, joined by dots, which must have its shape and gets its dtype.
+        by its key path, joined by dots (zarr: slashes), which has its shape and gets its dtype.
       threads: how many read at a time; by default by the CPUs and processes of the host.
       progress: `True` shows a line on standard error of process 0; a function is called with bytes
         done and in all, on every process. By default `config.progress`.
@@ -206,7 +207,7 @@ def load_zarr(
     """
     from ._zarr import open_zarr
 
-    return _load("load_zarr", lambda: open_zarr(store), mesh, specs, _Options(**options))
+    return _load("load_zarr", lambda: open_zarr(store), mesh, specs, _Options(**options), "/")
 
 
 def _load(
@@ -215,10 +216,12 @@ def _load(
     mesh: Mesh | None,
     specs: Specs,
     options: _Options,
+    joint: str = ".",
 ) -> Any:
     me = jax.process_index()
     where = f"{function} on process {me}"
-    wanted_by = _Like(options.like, where) if options.like is not None else None
+    wanted_by = _Like(options.like, joint, where) if options.like is not None else None
+    specs = named_specs(specs, joint)
     if wanted_by is not None:
         specs = wanted_by.specs if specs is None else specs
     members = () if options.explain else _likely_members(mesh, specs)
@@ -343,11 +346,11 @@ def _warn(items: Sequence[Item], opened: Opened, mode: _once.Mode, function: str
 class _Like:
     """A pytree that is to be filled, by the names of its leaves."""
 
-    def __init__(self, tree: Tree, where: str) -> None:
+    def __init__(self, tree: Tree, joint: str, where: str) -> None:
         self._where = where
         leaves, self._structure = jax.tree_util.tree_flatten_with_path(tree)
-        self._leaves = {name_of(path): leaf for path, leaf in leaves}
-        self._names = [name_of(path) for path, _ in leaves]
+        self._leaves = {name_of(path, joint): leaf for path, leaf in leaves}
+        self._names = [name_of(path, joint) for path, _ in leaves]
         self.dtypes: dict[str, Any] = {n: x.dtype for n, x in self._leaves.items()}
         self.specs: dict[str, Any] = {
             n: x.sharding
