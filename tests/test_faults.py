@@ -105,6 +105,42 @@ def test_from_the_command_line(tmp_path: Path, kind: str, status: int):
     assert "process 1 of 2 failed first" in done.stderr
 
 
+@pytest.mark.parametrize(("at", "struck"), [("step=5", True), ("step=99", False)])
+def test_a_fault_that_never_strikes_is_told_of(tmp_path: Path, at: str, struck: bool):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import hostmesh as hm\n"
+        "hm.initialize()\n"
+        "for step in range(10):\n"
+        "    hm.watchdog.step(step)  # no watchdog runs\n"
+    )
+    command = [sys.executable, "-c", "from hostmesh._cli import main; main()", "run"]
+    done = subprocess.run(
+        [*command, "-n", "2", "--fault", f"exit:1@{at}", str(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    told = done.stdout + done.stderr
+    assert done.returncode == (3 if struck else 0), told
+    assert ("strays on purpose" in told) == struck
+    assert ("exit:1@step=99 never struck: process 1 marked steps up to 9" in told) != (struck), told
+
+
+def test_a_block_whose_fault_never_struck_warns():
+    with (
+        pytest.warns(
+            UserWarning,
+            match=r"kill:0@call=barrier never struck: process 0 marked no step .* made 1 agreed",
+        ),
+        fault("kill", 0, "call=barrier"),
+    ):
+        hm.same_choice(1)
+    with fault("kill", 1, "call=barrier"):  # another process's: nothing is known here
+        pass
+
+
 def test_a_fault_of_no_process_is_refused(tmp_path: Path):
     (tmp_path / "program.py").touch()
     command = [sys.executable, "-c", "from hostmesh._cli import main; main()", "run"]

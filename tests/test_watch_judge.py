@@ -285,6 +285,9 @@ def test_slow_once_or_always() -> None:
 
     usual = [beat(0, 1.0, 1.0), beat(1, 1.1, 1.0)]
     assert "nobody is slow" in _table.found([*usual, beat(2, 1.1, 1.0)]).line()
+    few = _table.found(usual, processes=5)
+    assert few.missing == (2, 3, 4)
+    assert few.line().endswith("; no watchdog runs on processes 2-4")
     once = _table.found([*usual, beat(2, 1.9, 1.0)])
     always = _table.found([*usual, beat(2, 1.9, 1.8)])
     assert (once.slowest, once.chronic, always.chronic) == (2, False, True)

@@ -15,7 +15,7 @@ import pytest
 
 import processes
 from hostmesh._cluster import members
-from hostmesh._watch import _act, _files, _merge
+from hostmesh._watch import _act, _files, _merge, _watchdog
 
 FOUR = pytest.mark.multiprocess(processes=4, devices=1)
 
@@ -158,6 +158,12 @@ def test_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hm.watchdog.step(3)
     assert not said
     assert not empty.exists()
+    # The program's own goes before that of the environment.
+    monkeypatch.setenv("HOSTMESH_WATCHDOG", "60")
+    _watchdog.start_as_asked()
+    with hm.Watchdog(timeout=5) as own:
+        assert _watchdog.running() is own
+    assert _watchdog.running() is None
     for wrong in ({"timeout": 0}, {"action": "shout"}, {"every": -1}):
         with pytest.raises(hm.SpecError, match=r"Watchdog\("):
             hm.Watchdog(**wrong)  # type: ignore[arg-type]

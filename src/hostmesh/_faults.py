@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
 import signal
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +23,7 @@ from ._errors import SpecError, build
 from ._trees import Tree
 
 _KINDS = {
-    "slow": "takes 1 second (slow=S: S seconds) longer from then on, at each such moment",
+    "slow": "takes longer from then on, at each such moment",
     "hang": "runs for ever in Python",
     "stop": "is stopped, as by SIGSTOP",
     "kill": "is killed, as by SIGKILL",
@@ -96,13 +99,15 @@ def fault(kind: str, process: int, at: str) -> Generator[None]:
         not; `"shape"` and `"value"` pass a first leaf that is one element longer, or has one bit
         flipped, to the next collective or to `to_global`.
       process: the process that it happens to.
-      at: `"step=30"`, as told to `should_stop`, to a `Watchdog` or counted by a `Feeder`;
+      at: `"step=30"`, as told to `should_stop` or `watchdog.step`, or counted by a `Feeder`;
         `"call=7"`, the seventh agreed call of the process; `"call=allgather"`, the first whose name
         begins so; `"after=2.5"`, seconds, for what a thread can do: slow and altering faults strike
         at the next moment then.
 
     Raises:
       SpecError: for a fault that is none of these.
+
+    Warns at the end of the block, on that process, where the moment never came.
 
     >>> import hostmesh
     >>> from hostmesh.testing import fault
@@ -114,17 +119,28 @@ def fault(kind: str, process: int, at: str) -> Generator[None]:
     """
     chosen = Fault.parse(f"{kind}:{process}@{at}")
     before = _moments.fault
-    install(chosen)
+    armed = _armed(chosen)
     try:
         yield
     finally:
         _moments.fault = before
+    if armed and (never := armed.never()):
+        warnings.warn(never, stacklevel=3)
 
 
 def install(chosen: Fault) -> None:
-    """Sets a fault, in every process, for good."""
-    if _jax.place()[0] == chosen.process:
-        _moments.fault = _Armed(chosen)
+    """Sets a fault, in every process, for good; one that never strikes is told of at the end."""
+    if armed := _armed(chosen):
+        atexit.register(
+            lambda: sys.stderr.write(f"hostmesh: {n}\n" if (n := armed.never()) else "")
+        )
+
+
+def _armed(chosen: Fault) -> _Armed | None:
+    if _jax.place()[0] != chosen.process:
+        return None
+    _moments.fault = armed = _Armed(chosen)
+    return armed
 
 
 class _Armed:
@@ -133,6 +149,7 @@ class _Armed:
     def __init__(self, fault: Fault) -> None:
         self._fault = fault
         self._calls = 0
+        self._last: int | None = None  # of the steps that were marked
         self._is_due = False  # the moment was reached; some faults then wait for a tree
         self._is_done = False
         if fault.at == "after":
@@ -142,6 +159,7 @@ class _Armed:
 
     def step(self, number: int) -> None:
         """See `_moments`."""
+        self._last = number
         self._moment(self._fault.at == "step" and number >= int(self._fault.value))
 
     def call(self, what: str) -> None:
@@ -165,6 +183,16 @@ class _Armed:
         leaves, structure = jax.tree.flatten(tree)
         leaves[:1] = [_altered(leaf, fault.kind) for leaf in leaves[:1]]
         return jax.tree.unflatten(structure, leaves)
+
+    def never(self) -> str:
+        """Says that the fault did not strike, and what came instead of its moment; "" if it did."""
+        if self._is_done:
+            return ""
+        steps = "no step" if self._last is None else f"steps up to {self._last}"
+        return (
+            f"the fault {_in_words(self._fault)} never struck: process {self._fault.process} marked"
+            f" {steps} (watchdog.step, should_stop, Feeder) and made {self._calls} agreed calls"
+        )
 
     def _after(self) -> None:
         if self._fault.kind in ("stop", "kill"):
@@ -196,8 +224,12 @@ class _Armed:
         )
 
 
+def _in_words(fault: Fault) -> str:
+    return f"{fault.kind}:{fault.process}@{fault.at}={fault.value}"
+
+
 def _strike(fault: Fault) -> None:
-    words = f"{fault.kind}:{fault.process}@{fault.at}={fault.value}"
+    words = _in_words(fault)
     if fault.kind == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif fault.kind == "kill":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .. import _jax
 from .._coordination import agree
 from .._errors import SpecError, build
 from . import _watchdog
@@ -13,7 +14,8 @@ def stragglers() -> Stragglers:
 
     Returns:
       A row for each process, and who is slowest; printed, a table. It is of each process's last
-      heartbeat: at most `Watchdog(every=)` seconds old.
+      heartbeat: at most `Watchdog(every=)` seconds old. Waiting counts in hostmesh's own calls:
+      what a process waits for in a program of JAX alone is its own time here.
 
     Raises:
       SpecError: where no watchdog runs in this process.
@@ -36,7 +38,7 @@ def stragglers() -> Stragglers:
             rule="it tells of the heartbeats that watchdogs post",
             advice="start one: hostmesh.Watchdog, or HOSTMESH_WATCHDOG=300 in the environment",
         )
-    return found(running.last_beats())
+    return found(running.last_beats(), _jax.place()[1])
 
 
 def ready(timeout: float | None = None) -> None:

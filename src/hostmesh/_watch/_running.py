@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from .. import _moments
 from . import _watchdog
 
 
@@ -29,9 +30,11 @@ class Running:
             running.stop()
 
     def step(self, number: int) -> None:
-        """Marks that a step begins, where one runs."""
+        """Marks that a step begins: for a watchdog where one runs, and for faults on purpose."""
         if (running := _watchdog.running()) is not None:
             running.step(number)
+        else:
+            _moments.step(number)
 
     def timeline(self, path: str | os.PathLike[str] | None = None) -> Path | None:
         """Writes the timeline of this process; `None` where no watchdog runs."""

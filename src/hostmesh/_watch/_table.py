@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .._verdict import name_processes
 from ._beat import Beat
 
 # Slow is who takes so much more than the median process, by itself.
@@ -39,11 +40,13 @@ class Stragglers:
       slowest: the process that took longest in its last step without waiting for others; `None`
         where no process has finished a step.
       chronic: whether it also did so on average over the run, and not only once.
+      missing: the processes of which there is no row: no watchdog runs there now.
     """
 
     rows: tuple[Row, ...]
     slowest: int | None
     chronic: bool
+    missing: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         lines = ["process  step  step s  waited s  own s  mean own s  queue  host"]
@@ -61,6 +64,10 @@ class Stragglers:
 
     def line(self) -> str:
         """All in one sentence."""
+        absent = f"; no watchdog runs on {name_processes(self.missing)}" if self.missing else ""
+        return self._verdict() + absent
+
+    def _verdict(self) -> str:
         owns = [row.own for row in self.rows]
         if self.slowest is None:
             return "no process has finished a step"
@@ -77,8 +84,8 @@ class Stragglers:
         return f"steps {min(steps)} to {max(steps)}; own time in a step: {spread}; {verdict}"
 
 
-def found(beats: Sequence[Beat]) -> Stragglers:
-    """What the last beats of all processes tell. Pure.
+def found(beats: Sequence[Beat], processes: int = 0) -> Stragglers:
+    """What the last beats of all processes tell, of which there are so many. Pure.
 
     >>> beats = [
     ...     Beat(p, 9, "a", 1, step=5, took=2.0, waited=w, steps=4, busy=4 * (2.0 - w))
@@ -102,9 +109,10 @@ def found(beats: Sequence[Beat]) -> Stragglers:
         for beat in beats
         if beat.phase != "left"
     )
+    missing = tuple(sorted(set(range(processes)) - {row.process for row in rows}))
     stepped = [row for row in rows if row.took > 0]
     if not stepped:
-        return Stragglers(rows, None, False)
+        return Stragglers(rows, None, False, missing)
     worst = max(stepped, key=lambda row: row.own)
     chronic = worst.mean > _SLOW * statistics.median(row.mean for row in stepped)
-    return Stragglers(rows, worst.process, chronic)
+    return Stragglers(rows, worst.process, chronic, missing)

@@ -26,6 +26,7 @@ from ._sample import Sampler
 
 _TOLD = 8  # processes whose whereabouts an error tells
 _numbers = itertools.count()
+_asked: Watchdog | None = None  # the one that the environment asked for
 
 
 class Watchdog:
@@ -85,8 +86,16 @@ class Watchdog:
 
     def start(self) -> Self:
         """Begins to watch, until `stop` or the end of the program."""
+        if _asked is not None and _asked is not self and _asked is running():
+            _asked.stop()  # the program's own goes before that of the environment
         if _marks.watch is not None:
-            raise _refusal("start", "a second watchdog", "a process has one that runs at a time")
+            raise build(
+                SpecError,
+                where="Watchdog.start()",
+                given="a second watchdog",
+                rule="a process has one that runs at a time",
+                advice="stop the first, or mark steps on it: hostmesh.watchdog.step(n)",
+            )
         process, processes, _ = _jax.place()
         self._files = files = _files.Files(process, processes)
         sampler = Sampler(self._record, process, str(files.folder))
@@ -219,6 +228,7 @@ def running() -> Watchdog | None:
 
 def start_as_asked() -> None:
     """Starts one where the environment asks for it: `HOSTMESH_WATCHDOG=300`, or `300,raise`."""
+    global _asked
     given = os.environ.get(WATCHDOG, "")
     if given in ("", "0") or _marks.watch is not None:
         return
@@ -227,7 +237,7 @@ def start_as_asked() -> None:
         timeout = float(seconds)
     except ValueError:
         raise _refusal("timeout", given, "it is seconds, as 300 or 300,raise") from None
-    Watchdog(timeout, action=cast("Any", action or "report")).start()
+    _asked = Watchdog(timeout, action=cast("Any", action or "report")).start()
 
 
 class _Marks:
