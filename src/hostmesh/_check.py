@@ -193,7 +193,8 @@ def check_global(
         lines,
         subject,
         "what the spec replicates is the same on all processes that hold it",
-        "pass the same values there, or cut them by the axis along which they differ",
+        "pass the same values there (of one seed, or another process's by hostmesh.broadcast), or cut"
+        " them by the axis along which they differ",
     )
     with telling(name, processes=processes):
         own = digests(claim)

@@ -183,6 +183,15 @@ def draw(
 
 def _drawn(path: str, leaf: Any, mesh: Any, spec: Any, process: int | None) -> Drawn:
     planned = plan_of(leaf, mesh, spec, process)
+    count = max(planned.topology.processes[-1] + 1, _jax.place()[1])
+    if process is not None and not 0 <= process < count:
+        raise build(
+            SpecError,
+            where="draw",
+            given=f"process={process}",
+            rule=f"processes are numbered 0 to {count - 1}",
+            advice="name one of them, or leave it out",
+        )
     dtype = getattr(leaf, "dtype", None)
     name = " ".join(part for part in (path, "" if dtype is None else str(dtype)) if part)
     return Drawn(name, planned, dtype if isinstance(dtype, np.dtype) else None)

@@ -16,7 +16,7 @@ from .._check import sharding_in_words
 from .._config import config
 from .._convert import mesh_for, processes_of, sharding_for
 from .._coordination import call_site
-from .._errors import SpecError, build
+from .._errors import SpecError, at, build
 from .._recipes import mesh_of
 from .._topology import Topology
 from .._trees import Tree
@@ -105,8 +105,12 @@ def prepared(
 def _batch_axis(mesh: Mesh | None, specs: Tree) -> tuple[Topology, tuple[str, ...]]:
     """The topology and the mesh axes that cut the batch axis, of all specs alike."""
     found: set[tuple[Topology, tuple[str, ...]]] = set()
-    for spec in jax.tree.leaves(specs, is_leaf=lambda x: x is None):
-        sharding = sharding_for(mesh, spec)
+    for path, spec in jax.tree_util.tree_leaves_with_path(specs, is_leaf=lambda x: x is None):
+        try:
+            sharding = sharding_for(mesh, spec)
+        except SpecError as error:
+            of = f"the spec of leaf {jax.tree_util.keystr(path)}, " if path else ""
+            raise at(error, f"{of}Feeder on process {jax.process_index()}") from None
         topology = Topology.from_mesh(mesh_of(sharding))
         cut = _spec.normalize(topology, sharding.spec, max(1, len(sharding.spec)))
         found.add((topology, cut[0]))
