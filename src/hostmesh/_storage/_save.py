@@ -98,8 +98,9 @@ def save_safetensors(
         so many bytes of data, with `model.safetensors.index.json`, as Hugging Face's writers do.
         Where all fits in one file, it is `path` itself.
       metadata: strings for the header of each file.
-      replicas: `"first"` takes what replicated chunks hold to be equal; `"check"` compares them
-        before anything is written, as `assert_equal` does.
+      replicas: `"first"` takes what replicated chunks hold to be equal, and each holder may write a
+        part of them: where they differ, the file is nobody's. `"check"` compares them before
+        anything is written, as `assert_equal` does, which communicates besides.
       progress: whether process 0 says how far it is, on standard error; by default
         `config.progress`.
       explain: returns the plan, and writes nothing and communicates nothing.
