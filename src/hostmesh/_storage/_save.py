@@ -100,12 +100,14 @@ def save_safetensors(
       metadata: strings for the header of each file.
       replicas: `"first"` takes what replicated chunks hold to be equal, and each holder may write a
         part of them: where they differ, the file is nobody's. `"check"` compares them before
-        anything is written, as `assert_equal` does, which communicates besides.
+        anything is written, as `assert_equal` does, which communicates besides, and refuses global
+        arrays that are cut; `to_global(..., check="replicas")` compares these.
       progress: whether process 0 says how far it is, on standard error; by default
         `config.progress`.
       explain: returns the plan, and writes nothing and communicates nothing.
 
     Raises:
+      ShapeError: with `replicas="check"`, for a global array of several processes that is cut.
       StorageError: on all processes where one of them could not write, naming it and what the
         system says; what was there before is as it was. Also for a tensor or name that the format
         does not have.
