@@ -229,9 +229,25 @@ def test_replicas_that_differ_are_found_where_that_is_asked_for(tmp_path: Path) 
         hm.save_safetensors(path, {"w": unlike, "v": 1}, replicas="check")
     assert os.listdir(tmp_path) == []
     hm.barrier("looked")
-    hm.save_safetensors(path, {"w": on_mesh(np.ones(4), mesh, ()), "v": 1}, replicas="check")
+    alike = {
+        "cut": on_mesh(np.arange(8.0), mesh, ("x",)),
+        "parts": on_mesh(np.arange(8.0).reshape(2, 4), mesh, (None, "y")),
+        "w": on_mesh(np.ones(4), mesh, ()),
+        "v": 1,
+    }
+    hm.save_safetensors(path, alike, replicas="check")
+    hm.save_zarr(tmp_path / "m.zarr", alike, replicas="check")
+    hm.save_npy(tmp_path / "m.npy", alike["parts"], replicas="check")
     assert path.exists()
     hm.barrier("read")
+    # Of a chunk that processes 1 and another hold; the rest is alike.
+    host = np.arange(16, dtype=np.float32).reshape(4, 4)
+    own = hm.to_global(host + (me == 1), mesh, P("y", None), global_shape=(4, 4))
+    for save in (hm.save_safetensors, hm.save_zarr):
+        with pytest.raises(hm.DivergenceError, match=r"leaf \['a'\]\['w'\], chunk .*process 1"):
+            save(tmp_path / "other", {"a": {"w": own}, "v": 1}, replicas="check")
+    with pytest.raises(hm.DivergenceError, match="the value, chunk"):
+        hm.save_npy(tmp_path / "other", own, replicas="check")
 
 
 def test_one_process_saves_numbers_numpy_and_arrays(tmp_path: Path) -> None:

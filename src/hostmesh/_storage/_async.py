@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from .. import _jax
 from .._coordination import members_of, telling
 from .._trees import Tree
-from ._leaves import named
 from ._pending import SaveHandle, begin
 from ._save import Replicas, begun, prepare
 from ._together import run
@@ -57,7 +56,7 @@ def async_save(
     prepared = begun(
         name,
         lambda: prepare(name, path, tree, max_file_bytes, metadata, replicas, progress),
-        lambda: named(tree, name),
+        tree,
         replicas,
     )
     save = prepared.save

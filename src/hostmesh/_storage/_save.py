@@ -12,10 +12,10 @@ from typing import Any, Literal, TypeVar, overload
 
 import jax
 
-from .._check import assert_equal
+from .._check import assert_equal, check_global
 from .._coordination import members_of, telling
 from .._errors import SpecError, StorageError, build
-from .._trees import Tree
+from .._trees import Matched, Tree
 from . import _files, _format
 from ._leaves import Leaf, digest, leaf_of, named
 from ._pending import settle
@@ -87,7 +87,7 @@ def save_safetensors(
     processes, and renamed: a crash at any moment leaves the file that was there before, or the new
     one. What a crash leaves over, the next save to the path removes, and names in the log.
 
-    Communicates: four small agreements, and no values.
+    Communicates: four small agreements, and no values; with `replicas="check"` digests besides.
 
     Args:
       path: the file. Its folder exists, and is one folder for all processes.
@@ -100,14 +100,13 @@ def save_safetensors(
       metadata: strings for the header of each file.
       replicas: `"first"` takes what replicated chunks hold to be equal, and each holder may write a
         part of them: where they differ, the file is nobody's. `"check"` compares them before
-        anything is written, as `assert_equal` does, which communicates besides, and refuses global
-        arrays that are cut; `to_global(..., check="replicas")` compares these.
+        anything is written, by digests, which communicates besides; such arrays have a
+        `NamedSharding`.
       progress: whether process 0 says how far it is, on standard error; by default
         `config.progress`.
       explain: returns the plan, and writes nothing and communicates nothing.
 
     Raises:
-      ShapeError: with `replicas="check"`, for a global array of several processes that is cut.
       StorageError: on all processes where one of them could not write, naming it and what the
         system says; what was there before is as it was. Also for a tensor or name that the format
         does not have.
@@ -130,7 +129,7 @@ def save_safetensors(
     prepared = begun(
         name,
         lambda: prepare(name, path, tree, max_file_bytes, metadata, replicas, progress),
-        lambda: named(tree, name),
+        tree,
         replicas,
     )
     carry_out(prepared)
@@ -140,16 +139,39 @@ def save_safetensors(
 PreparedT = TypeVar("PreparedT")
 
 
-def begun(
-    name: str, prepare: Callable[[], PreparedT], compared: Callable[[], Tree], replicas: str
-) -> PreparedT:
+def begun(name: str, prepare: Callable[[], PreparedT], tree: Tree, replicas: str) -> PreparedT:
     """What `prepare` plans, after the save in the background, and with replicas compared if asked."""
     with telling(name):
         settle()
         prepared = prepare()
     if replicas == "check":
-        assert_equal(compared(), name=name)
+        compare(tree, name)
     return prepared
+
+
+def compare(tree: Tree, name: str) -> None:
+    """Raises `DivergenceError` on all processes where they hold other values of the same.
+
+    Global arrays are compared chunk by chunk, by those that hold each.
+    """
+
+    def is_spread(leaf: Any) -> bool:
+        return isinstance(leaf, jax.Array) and len(_holders(leaf)) > 1
+
+    own = jax.tree.map(lambda leaf: None if is_spread(leaf) else leaf, tree)
+    spread = jax.tree.map(lambda leaf: leaf if is_spread(leaf) else None, tree)
+    if jax.tree.leaves(own):
+        assert_equal(own, name=name)
+    arrays = jax.tree.leaves(spread)
+    members = tuple(sorted({process for array in arrays for process in _holders(array)}))
+    if jax.process_index() in members:
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, spread)
+        matched = Matched(spread, shardings, name, "shardings")
+        check_global("replicas", spread, matched, arrays, members, name)
+
+
+def _holders(array: jax.Array) -> set[int]:
+    return {device.process_index for device in array.sharding.device_set}
 
 
 def carry_out(prepared: Prepared) -> None:

@@ -53,7 +53,7 @@ def save_npy(
     gathered, and a crash leaves the old file or the new one. The file is, byte for byte, what
     `numpy.save` writes for the whole array. No suffix is added to `path`.
 
-    Communicates: four small agreements, and no values.
+    Communicates: four small agreements, and no values; with `replicas="check"` digests besides.
 
     Args:
       path, replicas, progress, explain: as for `save_safetensors`.
@@ -72,9 +72,7 @@ def save_npy(
     if explain:
         return _prepared(name, path, array, replicas, progress).plan
     carry_out(
-        begun(
-            name, lambda: _prepared(name, path, array, replicas, progress), lambda: array, replicas
-        )
+        begun(name, lambda: _prepared(name, path, array, replicas, progress), array, replicas)
     )
     return None
 

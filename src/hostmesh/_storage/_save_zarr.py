@@ -11,7 +11,6 @@ from typing import Literal, overload
 
 import jax
 
-from .._check import assert_equal
 from .._coordination import members_of, telling
 from .._errors import StorageError, build
 from .._plan import Bounds, Shape
@@ -24,7 +23,7 @@ from ._grid import chunk_shape, deal, grid, holders_of
 from ._leaves import Leaf, digest, leaf_of, named
 from ._pending import settle
 from ._plan import SavePlan
-from ._save import Replicas, check_replicas, local_path
+from ._save import Replicas, check_replicas, compare, local_path
 from ._shares import Piece
 from ._together import together
 from ._writing import Source, gathered
@@ -76,7 +75,7 @@ def save_zarr(
     The store is made under a temporary name in the same folder and renamed when all have written,
     as `save_safetensors` does: a crash leaves the old store or the new one.
 
-    Communicates: four small agreements, and no values.
+    Communicates: four small agreements, and no values; with `replicas="check"` digests besides.
 
     Args:
       path: the store, a folder on a file system that all processes share.
@@ -112,7 +111,7 @@ def save_zarr(
     if explain:
         return plan
     if replicas == "check":
-        assert_equal(values, name=name)
+        compare(tree, name)
     what = (
         f"{name} of {len(leaves)} arrays"
         f" (names, shapes and dtypes {digest([(k, x.dtype, x.shape) for k, x in leaves.items()])},"
