@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import textwrap
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -47,7 +48,14 @@ def summary(result: Result) -> str:
     first = result.first_failure
     if result.why:
         head = f"ended by the watchdog, after {result.seconds:.1f} s:"
-        lines = [f"  {result.why.removeprefix('watchdog: ')}"]
+        lines = textwrap.wrap(
+            result.why.removeprefix("watchdog: "),
+            80,
+            initial_indent="  ",
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
         first = None
     elif first is not None:
         how = ", as it did not end," * first.killed

@@ -204,7 +204,7 @@ class Leader:
             _merge.first_divergence(calls) or _missed.missed(seen, known.judged, calls),
         )
         known.acts = known.judged.fatal and self._action != "report"
-        known.text = _report.headline(seen, known.judged, found, self._limits.timeout)
+        known.text = _report.in_short(seen, known.judged, found, self._limits.timeout)
         outcome = {
             "raise": "StragglerError is now raised in all processes",
             "exit": f"all processes now exit with status {ABANDONED}",

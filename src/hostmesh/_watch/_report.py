@@ -42,10 +42,38 @@ def report(
     lines += _others(others, judged)
     if found.order:
         lines += _wrapped(found.order, "  ")
+    if advice := _advice(judged, found):
+        lines += _wrapped(f"do: {advice}", "  ")
     lines += _shown_stacks(found.stacks)
     lines += _files(seen, judged, found)
     lines += _wrapped(outcome)
     return "".join(f"hostmesh: {line}\n" for line in lines)
+
+
+def in_short(seen: Sequence[Seen], judged: Judgement, found: Found, timeout: float) -> str:
+    """Who is behind, and where the first of them is."""
+    first = next((one for one in seen if one.beat.process in judged.behind[:1]), None)
+    place = ""
+    if first is not None:
+        last = "last seen " if judged.states.get(first.beat.process) == "silent" else ""
+        place = f"; process {first.beat.process}: {last}{where(first)}"
+    return headline(seen, judged, found, timeout) + place
+
+
+def _advice(judged: Judgement, found: Found) -> str:
+    """What to do where the place alone does not tell."""
+    states = {judged.states.get(process) for process in judged.behind}
+    if states == {"ended"}:
+        return (
+            "give all processes as many steps: Feeder(ends=...), or any_process(done) each step;"
+            " what its last collectives gave may be of other steps of the others"
+        )
+    if states == {"waits"} and not found.order:
+        return (
+            "look for a jitted call or collective that not all make, or in another order:"
+            " HOSTMESH_SANITIZE=1 names the first"
+        )
+    return ""
 
 
 def headline(seen: Sequence[Seen], judged: Judgement, found: Found, timeout: float) -> str:
