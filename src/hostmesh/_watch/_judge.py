@@ -85,6 +85,7 @@ def judge(seen: Sequence[Seen], limits: Limits) -> Judgement:
     for one in _waiting_unseen(here, limits):
         if states[one.beat.process] == "stuck":
             states[one.beat.process] = "waits"
+    states |= _ended_early(here, states, limits)
     stale = tuple(one.beat.process for one in here if one.age > limits.timeout)
 
     def of(*wanted: State) -> list[Seen]:
@@ -143,6 +144,26 @@ def _waiting_unseen(here: Sequence[Seen], limits: Limits) -> list[Seen]:
         return []
     most, count = Counter(one.beat.place for one in idle).most_common(1)[0]
     return [one for one in idle if one.beat.place == most] if 2 * count > len(here) > 1 else []
+
+
+def _ended_early(
+    here: Sequence[Seen], states: Mapping[int, State], limits: Limits
+) -> dict[int, State]:
+    """What is known of all where some ended, and the others wait for them in a compiled program.
+
+    To all appearance: over half of all are idle in one line, or all that are not at their end are
+    idle, and at a later step than those came to.
+    """
+    ended = [one for one in here if one.beat.phase == "ended" and _late(one, limits)]
+    unseen = [one for one in _waiting_unseen(here, limits) if _late(one, limits)]
+    stuck = [one for one in here if states[one.beat.process] == "stuck"]
+    last = max((one.beat.step for one in ended), default=0)
+    if not unseen and all(one.beat.step > last and one.beat.cpu <= _BUSY for one in stuck):
+        unseen = stuck
+    if not (ended and unseen) or any(one not in unseen for one in stuck):
+        return {}
+    found: dict[int, State] = {one.beat.process: "waits" for one in unseen}
+    return found | {one.beat.process: "ended" for one in ended}
 
 
 def _hindmost(stuck: Sequence[Seen], here: Sequence[Seen], limits: Limits) -> list[Seen]:
