@@ -274,3 +274,39 @@ def test_a_process_whose_threads_do_not_run(
     if "PyDLL" in fault:  # its stack was written without its threads
         assert "program.py:10, by its stack" in text, output
     assert tuple(one.returncode for one in others) == statuses, output
+
+
+_PLAIN = """
+import time, jax, jax.numpy as jnp, numpy as np, hostmesh as hm
+hm.initialize()
+process = jax.process_index()
+mesh = jax.sharding.Mesh(jax.devices(), "x")
+cut = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+x = jax.make_array_from_process_local_data(cut, np.ones(1, "float32"))
+program = jax.jit(lambda w, x: w + x.sum())
+w = jnp.float32(0)
+for step in range(20 - (process == 1 and {early})):
+    w = program(w, x)
+    float(w)
+    if process == 1 and step == 9 and not {early}:
+        time.sleep(1000)  # HERE
+"""
+
+
+@pytest.mark.private_names
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_program_of_jax_alone_that_marks_nothing(early: bool, count: int, tmp_path: Path) -> None:
+    """Those that wait in a compiled program have no frame for it, and look as idle as who sleeps."""
+    script = tmp_path / "program.py"
+    script.write_text(_PLAIN.format(early=early))
+    settings = {"HOSTMESH_WATCHDOG": "3,exit", _files.FOLDER: str(tmp_path)}
+    with processes.started(script, members([1] * count), **settings) as started:
+        text = _joined(["".join(one.communicate(timeout=60)[0] for one in started)])
+    if early:
+        assert f"process 1 of {count} has finished the program, and others wait" in text
+        assert "do: give all processes as many steps" in text
+    else:
+        assert f"process 1 of {count} has made no progress for" in text
+        place = 1 + next(n for n, line in enumerate(_PLAIN.splitlines()) if "# HERE" in line)
+        assert f"program.py:{place}" in text

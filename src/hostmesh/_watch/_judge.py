@@ -163,7 +163,9 @@ def _ended_early(
     if not (ended and unseen) or any(one not in unseen for one in stuck):
         return {}
     found: dict[int, State] = {one.beat.process: "waits" for one in unseen}
-    return found | {one.beat.process: "ended" for one in ended}
+    for one in ended:
+        found[one.beat.process] = "ended"
+    return found
 
 
 def _hindmost(stuck: Sequence[Seen], here: Sequence[Seen], limits: Limits) -> list[Seen]:

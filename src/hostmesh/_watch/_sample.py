@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import sys
@@ -11,12 +12,35 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import jax.monitoring
+
 from .. import _machine
 from . import _stacks
 from ._beat import Beat, Phase
 from ._record import Record
 
 _READERS = ("hostmesh-read",)  # the thread that asks a Feeder's source
+
+
+# Files and lines of the program's own code at which compiled programs are called. A thread that waits
+# in one has no frame for it: it is told from one that sleeps by the line, which compiled it before.
+_programs: set[tuple[str, int]] = set()
+
+
+def _note_program(event: str, duration_secs: float, **_: str | int) -> None:
+    del duration_secs
+    if not event.endswith("/backend_compile_duration"):
+        return
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and not _stacks.is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is not None:
+        _programs.add((frame.f_code.co_filename, frame.f_lineno))
+
+
+@functools.cache  # once a process
+def _listen() -> None:
+    jax.monitoring.register_event_duration_secs_listener(_note_program)
 
 
 class Host(NamedTuple):
@@ -63,6 +87,7 @@ class Sampler:
         self._cpu: tuple[float, float] | None = None
         self._last_place = ("", "")
         self.thread = threading.main_thread()
+        _listen()
 
     def stacks(self) -> dict[str, _stacks.Stack]:
         """The stacks of all threads by name: the watched one first, hostmesh's own last."""
@@ -139,7 +164,7 @@ class Sampler:
             return ("agrees" if waits else "feeds"), call.what, call.site, call.began
         if _stacks.is_compiling(stack):
             return "compiles", "", "", record.marked
-        if _stacks.is_on_devices(stack):
+        if _stacks.is_on_devices(stack) or (stack and stack[0][:2] in _programs):
             return "devices", "", "", record.marked
         return "runs", "", "", record.marked
 
