@@ -269,7 +269,10 @@ def test_a_cluster_that_jax_was_told_of_is_taken_as_it_is(tmp_path: Path):
     names = ["COORDINATOR", "PROCESSES", "PROCESS"]
     address, processes, process = [os.environ["HOSTMESH_" + name] for name in names]
     jax.distributed.initialize(address, int(processes), int(process))
+    os.environ["HOSTMESH_WATCHDOG"] = "60"
     cluster = hostmesh.initialize()
+    hostmesh.stragglers()  # an error without a watchdog
+    hostmesh.initialize()
     print(cluster.process, cluster.processes, cluster.coordinator == address, cluster.detector)
     """
     result, output = cluster(tmp_path, program)

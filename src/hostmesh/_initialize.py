@@ -98,10 +98,13 @@ def initialize(
         local_device_ids = [local_device_ids]
     ids = None if local_device_ids is None else tuple(local_device_ids)
     asked = (coordinator_address, num_processes, process_id)
-    if _cluster is None and jax.distributed.is_initialized():
-        _cluster = Cluster(*_jax.place(), "jax.distributed.initialize", "it was called before")
     if _cluster is not None:
         _require_same(_cluster, asked, ids)
+        return _cluster
+    if jax.distributed.is_initialized():
+        _cluster = Cluster(*_jax.place(), "jax.distributed.initialize", "it was called before")
+        _require_same(_cluster, asked, ids)
+        _begin_as_asked()
         return _cluster
 
     found = _find(*asked)
@@ -118,6 +121,13 @@ def initialize(
             timeout,
         )
     _cluster, _device_ids = cluster, ids
+    _begin_as_asked()
+    _log.info("process %d of %d: %s", cluster.process, cluster.processes, found)
+    return cluster
+
+
+def _begin_as_asked() -> None:
+    """Begins what the environment asks for."""
     if text := os.environ.get(FAULT):
         from ._faults import Fault, install  # costs no import where none is asked for
 
@@ -130,8 +140,6 @@ def initialize(
         from ._watch._watchdog import start_as_asked  # costs no import where none is asked for
 
         start_as_asked()
-    _log.info("process %d of %d: %s", cluster.process, cluster.processes, found)
-    return cluster
 
 
 @dataclass(frozen=True)

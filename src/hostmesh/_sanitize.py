@@ -54,6 +54,8 @@ def sanitize() -> Generator[None]:
 
 def begin() -> None:
     """Sanitizes what is left of the program. Nothing is agreed on at its end: an error may be its end."""
+    if _moments.watcher is not None:
+        return  # it is sanitized already
     rest = contextlib.ExitStack()
     rest.enter_context(watched())
     atexit.register(rest.close)
