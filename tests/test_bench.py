@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import importlib.util
 import json
 import pickle
 import subprocess
@@ -220,6 +221,17 @@ def test_two_races_for_real(tmp_path: Path) -> None:
         assert each["ratio"] == pytest.approx(each["peer"]["median"] / each["ours"]["median"])
         assert each["ours"]["low"] <= each["ours"]["median"] <= each["ours"]["high"]
         assert any(line.split()[:1] == [each["name"]] for line in done.stdout.splitlines())
+
+
+def test_every_race_runs() -> None:
+    races = [claim for claim in ALL if claim.name != "host_to_device"]  # that takes an accelerator
+    problems: list[str] = []
+    once = Settings(rounds=1, warm=0, least=1)
+    found = _run.run(races, once, lambda title: None, lambda *told: problems.append(str(told)))
+    assert not problems
+    assert [each.claim.name for each in found] == [claim.name for claim in races]
+    lacking = {each.claim.needs for each in found if each.peer is None}
+    assert all(needs and importlib.util.find_spec(needs) is None for needs in lacking)
 
 
 def test_unknown_claims_and_files_are_refused_before_anything_runs(tmp_path: Path) -> None:
