@@ -30,7 +30,7 @@ def sanitize() -> Generator[None]:
 
     * each program over devices of several processes, when it is compiled: its name and all of its
       code (StableHLO, constants included) are the same, compiled in the same order,
-    * the number of the step (as told to `should_stop` or a `Watchdog`, or counted by a `Feeder`) at
+    * the number of the step (told to `should_stop` or `watchdog.step`, or counted by a `Feeder`) at
       each call that is agreed on, and at the end of the block,
     * values that a spec replicates, at each `to_global`, as by `check="replicas"`: other random
       keys, or an order that depends on Python's hash seed, are found there.

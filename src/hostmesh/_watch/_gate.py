@@ -14,8 +14,8 @@ def stragglers() -> Stragglers:
 
     Returns:
       A row for each process, and who is slowest; printed, a table. It is of each process's last
-      heartbeat: at most `Watchdog(every=)` seconds old. Waiting counts in hostmesh's own calls:
-      what a process waits for in a program of JAX alone is its own time here.
+      heartbeat: at most `Watchdog(every=)` seconds old. Waiting counts in hostmesh's barriers and
+      collectives: what a process waits for in a program of JAX alone is its own time here.
 
     Raises:
       SpecError: where no watchdog runs in this process.

@@ -42,7 +42,8 @@ class Watchdog:
       timeout: seconds without progress. `step` is progress, and so is every call of hostmesh.
       action: what follows once the time-out has passed. `"report"`: nothing, and a line tells when
         it is over. `"raise"`: `StragglerError` in the main thread of every process; one that cannot
-        take it exits with status 75. `"exit"`: all processes exit with status 75 after the report.
+        take it exits with status 75. `"exit"`: all processes exit with status 75 after the
+        report, but for those that JAX aborts as the first of them are gone.
       every: seconds between heartbeats; by default a tenth of `timeout`, 5 at most.
       compiling: seconds that JAX may compile without being taken for stuck.
       events: how many events the timeline holds.
