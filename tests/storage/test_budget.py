@@ -22,7 +22,7 @@ from hostmesh._storage import _budget
 
 def array_on(platform: str) -> Any:
     return SimpleNamespace(
-        sharding=SimpleNamespace(device_set=[SimpleNamespace(platform=platform)])
+        sharding=SimpleNamespace(addressable_devices=[SimpleNamespace(platform=platform)])
     )
 
 
