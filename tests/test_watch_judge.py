@@ -61,6 +61,9 @@ def test_a_compiler_that_holds_the_gil_is_no_silence() -> None:
     assert behind(waits(0), held) == ()
     assert behind(waits(0), dataclasses.replace(held, compiles=False)) == (1,)
     assert behind(waits(0), dataclasses.replace(held, quiet=61.0)) == (1,)
+    # It came out of the compiler after its last beat, and then held the GIL for a moment.
+    assert behind(waits(0), seen(1, phase="compiles", age=30.0, quiet=4.0)) == ()
+    assert behind(waits(0), seen(1, phase="compiles", age=30.0, quiet=11.0)) == (1,)
 
 
 def held_beat(number: int, age: float) -> bytes:

@@ -120,9 +120,12 @@ def _state(one: Seen, limits: Limits, awaited: bool) -> State:
 
 def _late(one: Seen, limits: Limits) -> bool:
     """Whether it has made no progress within the time-out. One that makes no more beats may have
-    made some since the last: the age that this told does not count on then."""
-    age = max(one.beat.age, one.quiet) if one.quiet > limits.silence else one.age
-    return age > limits.timeout
+    made some since the last: the age that this told does not count on then, and not at all if it
+    was the compiler's."""
+    if one.quiet <= limits.silence:
+        return one.age > limits.timeout
+    told = 0.0 if one.beat.phase == "compiles" else one.beat.age
+    return max(told, one.quiet) > limits.timeout
 
 
 def _may_be_stuck(here: Sequence[Seen], limits: Limits) -> list[Seen]:
