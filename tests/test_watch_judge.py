@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -232,6 +233,12 @@ def test_what_the_kernel_knows_of_a_silent_process(kernel: str, words: str) -> N
     text = _report_of(every, kernel={1: kernel} if kernel else {})
     assert words in " ".join(text.replace("hostmesh: ", "").split())
     assert "last seen: step 7, at train.py:41" in text
+
+
+def test_a_frame_at_an_instruction_without_a_line_is_where_its_function_begins() -> None:
+    code = SimpleNamespace(co_filename="train.py", co_firstlineno=7, co_name="step")
+    frame: Any = SimpleNamespace(f_code=code, f_lineno=None, f_back=None)
+    assert [each.place for each in _stacks.stack_of(frame)] == ["train.py:7"]
 
 
 def test_what_faulthandler_wrote_is_read() -> None:

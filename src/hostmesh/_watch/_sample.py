@@ -35,7 +35,7 @@ def _note_program(event: str, duration_secs: float, **_: str | int) -> None:
     while frame is not None and not _stacks.is_users(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is not None:
-        _programs.add((frame.f_code.co_filename, frame.f_lineno))
+        _programs.add((frame.f_code.co_filename, frame.f_lineno or 0))
 
 
 @functools.cache  # once a process

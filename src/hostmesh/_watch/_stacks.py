@@ -42,7 +42,9 @@ def stack_of(frame: FrameType | None) -> Stack:
     """The frames of a thread, innermost first."""
     frames: list[Frame] = []
     while frame is not None and len(frames) < _DEEPEST:
-        file, line = frame.f_code.co_filename, frame.f_lineno
+        file = frame.f_code.co_filename
+        # An instruction of the compiler's own has no line, whatever the type says.
+        line: int = frame.f_lineno or frame.f_code.co_firstlineno
         frames.append(
             Frame(file, line, frame.f_code.co_name, linecache.getline(file, line).strip())
         )
