@@ -197,14 +197,17 @@ def cells(svg: str) -> list[str]:
     return re.findall(r"<text x=[^>]*>([^<]*)<", svg)
 
 
+def test_a_process_that_is_not_there_is_refused() -> None:
+    with pytest.raises(hm.SpecError, match=r"given: process=4\n.* 0 to 3"):
+        hm.draw(hm.plan(hm.Topology.build({"x": 4}, 4), "x", global_shape=(8,)), process=4)
+
+
 @pytest.mark.multiprocess(processes=2, devices=2)
 def test_a_type_alone_does_not_tell_processes() -> None:
     mesh = Mesh(np.array(jax.devices())[::-1], ("x",), axis_types=(AxisType.Explicit,))
     shape = jax.ShapeDtypeStruct(
         (4,), np.float32, sharding=NamedSharding(mesh.abstract_mesh, P("x"))
     )
-    with pytest.raises(hm.SpecError, match=r"given: process=4\n.* 0 to 3"):
-        hm.draw(hm.plan(hm.Topology.build({"x": 4}, 4), "x", global_shape=(8,)), process=4)
     with pytest.raises(hm.SpecError, match=r"given: mesh=None for an array on AbstractMesh"):
         hm.draw(shape)
     with jax.set_mesh(mesh):

@@ -36,6 +36,12 @@ def _loop(kind: str, at: str, timeout: float = 3.0) -> str:
         return f"{time.monotonic() - began:.2f}"
 
 
+def launched(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A run of `hostmesh run` that has ended."""
+    command = [sys.executable, "-c", "from hostmesh._cli import main; main()", "run", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
 def test_an_error_between_calls():
     found = run(_loop, 3, 1, ("error", "step=2"))
     assert found[1] == "FaultError in step 2: error:1@step=2"
@@ -92,14 +98,7 @@ def test_from_the_command_line(tmp_path: Path, kind: str, status: int):
         "    hm.should_stop(step)\n"
         "    hm.barrier('step')\n"
     )
-    command = [sys.executable, "-c", "from hostmesh._cli import main; main()", "run"]
-    done = subprocess.run(
-        [*command, "--fault", f"{kind}:1@step=5", str(program)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = launched("--fault", f"{kind}:1@step=5", str(program))
     assert done.returncode == status, done.stderr
     assert f"process 1 strays on purpose: {kind}" in done.stdout
     assert "process 1 of 2 failed first" in done.stderr
@@ -114,14 +113,7 @@ def test_a_fault_that_never_strikes_is_told_of(tmp_path: Path, at: str, struck: 
         "for step in range(10):\n"
         "    hm.watchdog.step(step)  # no watchdog runs\n"
     )
-    command = [sys.executable, "-c", "from hostmesh._cli import main; main()", "run"]
-    done = subprocess.run(
-        [*command, "-n", "2", "--fault", f"exit:1@{at}", str(program)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = launched("-n", "2", "--fault", f"exit:1@{at}", str(program))
     told = done.stdout + done.stderr
     assert done.returncode == (3 if struck else 0), told
     assert ("strays on purpose" in told) == struck
@@ -143,13 +135,6 @@ def test_a_block_whose_fault_never_struck_warns():
 
 def test_a_fault_of_no_process_is_refused(tmp_path: Path):
     (tmp_path / "program.py").touch()
-    command = [sys.executable, "-c", "from hostmesh._cli import main; main()", "run"]
-    done = subprocess.run(
-        [*command, "-n", "2", "--fault", "kill:2@step=5", str(tmp_path / "program.py")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = launched("-n", "2", "--fault", "kill:2@step=5", str(tmp_path / "program.py"))
     assert done.returncode == 2
     assert "process 2 of 2, which are 0 to 1" in done.stderr

@@ -142,6 +142,7 @@ def test_silence() -> None:
 def test_ends() -> None:
     assert behind(waits(0), seen(1, phase="ended")) == (1,)
     assert behind(seen(0, phase="ended"), seen(1, phase="ended")) == ()
+    assert behind(seen(0, phase="left", quiet=500.0), seen(1, age=1.0)) == ()
 
 
 def test_who_ended_early_is_behind_those_in_a_compiled_program() -> None:
@@ -153,9 +154,8 @@ def test_who_ended_early_is_behind_those_in_a_compiled_program() -> None:
 
     assert behind(idle(0), ended(1), idle(2)) == (1,)
     assert behind(idle(0), ended(1), idle(2), ended(3)) == (1, 3)
-    assert behind(idle(0, marks=0), ended(1, marks=0), idle(2, marks=0)) == (
-        1,
-    )  # no step is marked
+    # No step is marked.
+    assert behind(idle(0, marks=0), ended(1, marks=0), idle(2, marks=0)) == (1,)
     assert behind(idle(0), ended(1)) == (1,)
     # Not so: there is somebody else to be waited for, or nothing says that they wait.
     busy = seen(3, step=19, cpu=1.0, place="train.py:9")
@@ -163,7 +163,6 @@ def test_who_ended_early_is_behind_those_in_a_compiled_program() -> None:
     assert behind(idle(0), ended(1, age=2.0), idle(2)) != (1,)
     assert behind(idle(0, step=18), ended(1)) == (0,)  # at the same step, as in a last upload
     assert behind(idle(0, marks=0, age=2.0), ended(1), idle(2, marks=0, age=2.0)) == ()
-    assert behind(seen(0, phase="left", quiet=500.0), seen(1, age=1.0)) == ()
 
 
 def test_all_wait() -> None:

@@ -119,7 +119,7 @@ def fault(kind: str, process: int, at: str) -> Generator[None]:
     """
     chosen = Fault.parse(f"{kind}:{process}@{at}")
     before = _moments.fault
-    armed = _armed(chosen)
+    armed = _arm(chosen)
     try:
         yield
     finally:
@@ -130,13 +130,16 @@ def fault(kind: str, process: int, at: str) -> Generator[None]:
 
 def install(chosen: Fault) -> None:
     """Sets a fault, in every process, for good; one that never strikes is told of at the end."""
-    if armed := _armed(chosen):
-        atexit.register(
-            lambda: sys.stderr.write(f"hostmesh: {n}\n" if (n := armed.never()) else "")
-        )
+    if armed := _arm(chosen):
+        atexit.register(_say_never, armed)
 
 
-def _armed(chosen: Fault) -> _Armed | None:
+def _say_never(armed: _Armed) -> None:
+    if never := armed.never():
+        sys.stderr.write(f"hostmesh: {never}\n")
+
+
+def _arm(chosen: Fault) -> _Armed | None:
     if _jax.place()[0] != chosen.process:
         return None
     _moments.fault = armed = _Armed(chosen)

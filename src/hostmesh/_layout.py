@@ -38,8 +38,8 @@ class Share:
     """What one process holds of a layout, its devices by ascending position.
 
     `distinct` are its chunks, each once, ascending. `held` are the chunk numbers along each
-    dimension, ascending (C_i); `ranks` gives the place of each in it. The host-local value is the product of `held`; `is_product` tells whether the
-    devices hold all of that product.
+    dimension, ascending (C_i); `ranks` gives the place of each in it. The host-local value is the
+    product of `held`; `is_product` tells whether the devices hold all of that product.
     """
 
     positions: tuple[int, ...]

@@ -83,6 +83,8 @@ def _word(key: Any) -> str:
 def named_specs(specs: Any, joint: str = ".") -> Any:
     """A tree of specs, of dicts, lists and tuples, by the names of its leaves; all else as it is.
 
+    In the order given, which counts among patterns: JAX would sort the keys.
+
     >>> named_specs({"*": 1, "layer": [{"w": 2}, {"w": 3}]})
     {'*': 1, 'layer.0.w': 2, 'layer.1.w': 3}
     """

@@ -82,10 +82,11 @@ def judge(seen: Sequence[Seen], limits: Limits) -> Judgement:
     here = [one for one in seen if one.beat.phase != "left"]
     awaited = any(_is_waiting(one) and one.age > limits.timeout for one in here)
     states: dict[int, State] = {one.beat.process: _state(one, limits, awaited) for one in here}
-    for one in _waiting_unseen(here, limits):
+    unseen = _waiting_unseen(here, limits)
+    for one in unseen:
         if states[one.beat.process] == "stuck":
             states[one.beat.process] = "waits"
-    states |= _ended_early(here, states, limits)
+    states |= _ended_early(here, unseen, states, limits)
     stale = tuple(one.beat.process for one in here if one.age > limits.timeout)
 
     def of(*wanted: State) -> list[Seen]:
@@ -150,7 +151,7 @@ def _waiting_unseen(here: Sequence[Seen], limits: Limits) -> list[Seen]:
 
 
 def _ended_early(
-    here: Sequence[Seen], states: Mapping[int, State], limits: Limits
+    here: Sequence[Seen], unseen: Sequence[Seen], states: Mapping[int, State], limits: Limits
 ) -> dict[int, State]:
     """What is known of all where some ended, and the others wait for them in a compiled program.
 
@@ -158,14 +159,14 @@ def _ended_early(
     idle, and at a later step than those came to.
     """
     ended = [one for one in here if one.beat.phase == "ended" and _late(one, limits)]
-    unseen = [one for one in _waiting_unseen(here, limits) if _late(one, limits)]
+    waiting = [one for one in unseen if _late(one, limits)]
     stuck = [one for one in here if states[one.beat.process] == "stuck"]
     last = max((one.beat.step for one in ended), default=0)
-    if not unseen and all(one.beat.step > last and one.beat.cpu <= _BUSY for one in stuck):
-        unseen = stuck
-    if not (ended and unseen) or any(one not in unseen for one in stuck):
+    if not waiting and all(one.beat.step > last and one.beat.cpu <= _BUSY for one in stuck):
+        waiting = stuck
+    if not (ended and waiting) or any(one not in waiting for one in stuck):
         return {}
-    found: dict[int, State] = {one.beat.process: "waits" for one in unseen}
+    found: dict[int, State] = {one.beat.process: "waits" for one in waiting}
     for one in ended:
         found[one.beat.process] = "ended"
     return found
